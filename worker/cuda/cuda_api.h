@@ -11,6 +11,8 @@ namespace regroup::worker {
 // toolkit, and tests put a runtime in its place that has no GPU.
 using CudaStreamHandle = void*;  // cudaStream_t.
 using CudaEventHandle = void*;   // cudaEvent_t.
+using CudaGraphHandle = void*;   // cudaGraph_t.
+using CudaExecHandle = void*;    // cudaGraphExec_t.
 
 inline constexpr int kCudaSuccess = 0;
 inline constexpr int kCudaErrorMemoryAllocation = 2;
@@ -23,6 +25,7 @@ inline constexpr unsigned kCudaHostAllocPortable = 1;
 inline constexpr unsigned kCudaHostAllocMapped = 2;
 inline constexpr unsigned kCudaHostRegisterPortable = 1;
 inline constexpr int kCudaMemcpyDefault = 4;
+inline constexpr int kCudaStreamCaptureThreadLocal = 1;
 inline constexpr int kCudaFuncMaxDynamicSharedMemory = 8;
 // A kernel may ask for so much of a block's memory; for more it must be told so before.
 inline constexpr std::size_t kCudaUsualBlockBytes = 48 << 10;
@@ -56,6 +59,13 @@ struct CudaApi {
   int (*event_record)(CudaEventHandle, CudaStreamHandle) = nullptr;
   int (*event_query)(CudaEventHandle) = nullptr;
   int (*event_destroy)(CudaEventHandle) = nullptr;
+  // What is put on a stream in between becomes a graph, and is not done.
+  int (*stream_begin_capture)(CudaStreamHandle, int mode) = nullptr;
+  int (*stream_end_capture)(CudaStreamHandle, CudaGraphHandle*) = nullptr;
+  int (*graph_instantiate)(CudaExecHandle*, CudaGraphHandle, unsigned long long flags) = nullptr;
+  int (*graph_launch)(CudaExecHandle, CudaStreamHandle) = nullptr;
+  int (*graph_destroy)(CudaGraphHandle) = nullptr;
+  int (*graph_exec_destroy)(CudaExecHandle) = nullptr;
   // These two know the kernels of files that were linked with this very runtime, no other's.
   int (*func_set_attribute)(const void* kernel, int attribute, int value) = nullptr;
   int (*launch_kernel)(const void* kernel, CudaDim3 blocks, CudaDim3 threads, void** arguments,

@@ -27,6 +27,14 @@ struct Patience {
   int looks = 0;
 };
 
+// Its bytes.
+template <typename... Numbers>
+std::string LikenessOf(char kind, const Numbers&... numbers) {
+  std::string likeness(1, kind);
+  (likeness.append(reinterpret_cast<const char*>(&numbers), sizeof numbers), ...);
+  return likeness;
+}
+
 }  // namespace
 
 CudaProgress::~CudaProgress() {
@@ -123,13 +131,14 @@ struct CudaStream::Piece {
   std::function<absl::Status()> work;
 };
 
-CudaStream::CudaStream(const CudaApi& api, CublasLt* products, Arena workspace)
+CudaStream::CudaStream(const CudaApi& api, CublasLt* products, Arena workspace, bool graphs)
     : Stream(/*at_once=*/false),
       api_(api),
       progress_(std::make_shared<CudaProgress>(api)),
       products_(products),
       arena_(std::move(workspace)),
-      workspace_(arena_.Take<std::byte>(arena_.size_bytes())) {
+      workspace_(arena_.Take<std::byte>(arena_.size_bytes())),
+      repeats_(api, graphs) {
   const int error = api.stream_create(&handle_, kCudaStreamNonBlocking, /*priority=*/0);
   Check(error, "cudaStreamCreate");
 }
@@ -142,10 +151,42 @@ CudaStream::~CudaStream() {
 
 bool CudaStream::KeepRoom(std::uint64_t begun) {
   if (begun < marked_ + kMostAhead / 2) return progress_->failure().ok();
+  Submit();  // What is recorded as begun has to be on the stream.
   const std::uint64_t before = std::exchange(marked_, begun);
   progress_->Record(handle_, begun);
   for (Patience patience; progress_->failure().ok() && !progress_->IsOver(before);) patience.Wait();
   return progress_->failure().ok();
+}
+
+bool CudaStream::MakeRoom() {
+  Submit();
+  return KeepRoom(Stream::Record().work);
+}
+
+void CudaStream::Put(const std::string& likeness, Repeats::Piece piece) {
+  if (!KeepRoom(Stream::Record().work)) return;
+  NextPiece();
+  likeness_ += likeness;
+  deferred_.push_back(std::move(piece));
+  if (deferred_.size() >= kMostDeferred) Submit();
+}
+
+void CudaStream::Defer(const std::string& likeness, std::function<absl::Status()> put) {
+  Put(LikenessOf('p') + likeness, {std::move(put), /*of_cuda=*/false});
+}
+
+void CudaStream::Submit() {
+  if (deferred_.empty()) return;
+  const auto pieces = std::exchange(deferred_, {});
+  const std::string likeness = std::exchange(likeness_, {});
+  if (!progress_->failure().ok()) return;
+  if (CudaExecHandle graph = repeats_.Find(handle_, likeness, pieces))
+    return Check(api_.graph_launch(graph, handle_), "cudaGraphLaunch");
+  for (const Repeats::Piece& piece : pieces) {
+    absl::Status status = piece.put();
+    if (status.ok()) continue;
+    return piece.of_cuda ? progress_->Break(std::move(status)) : progress_->Fail(std::move(status));
+  }
 }
 
 void CudaStream::Copy(void* to, const void* from, std::size_t bytes) {
@@ -155,25 +196,35 @@ void CudaStream::Copy(void* to, const void* from, std::size_t bytes) {
 }
 
 void CudaStream::Zero(void* to, std::size_t bytes) {
-  if (bytes == 0 || !MakeRoom()) return;
-  NextPiece();
-  Check(api_.memset_async(to, 0, bytes, handle_), "cudaMemsetAsync");
+  if (bytes == 0) return;
+  Put(LikenessOf('z', to, bytes), {[this, to, bytes] {
+        return CudaStatus(api_, api_.memset_async(to, 0, bytes, handle_), "cudaMemsetAsync");
+      }});
 }
 
 void CudaStream::Launch(const void* kernel, CudaDim3 blocks, CudaDim3 threads,
-                        std::size_t block_bytes, void** arguments) {
-  if (!MakeRoom()) return;
-  NextPiece();
-  if (block_bytes > kCudaUsualBlockBytes) {
-    const int error = api_.func_set_attribute(kernel, kCudaFuncMaxDynamicSharedMemory,
-                                              static_cast<int>(block_bytes));
-    if (error != kCudaSuccess) return Check(error, "cudaFuncSetAttribute");
-  }
-  Check(api_.launch_kernel(kernel, blocks, threads, arguments, block_bytes, handle_),
-        "cudaLaunchKernel");
+                        std::size_t block_bytes, std::span<const std::byte> argument) {
+  std::string likeness = LikenessOf('k', kernel, blocks, threads, block_bytes, argument.size());
+  likeness.append(reinterpret_cast<const char*>(argument.data()), argument.size());
+  Put(likeness, {[=, this, argument = std::vector(argument.begin(), argument.end())]() mutable {
+        std::size_t& allowed = allowed_.emplace(kernel, kCudaUsualBlockBytes).first->second;
+        if (block_bytes > allowed) {
+          RETURN_IF_ERROR(
+              CudaStatus(api_,
+                         api_.func_set_attribute(kernel, kCudaFuncMaxDynamicSharedMemory,
+                                                 static_cast<int>(block_bytes)),
+                         "cudaFuncSetAttribute"));
+          allowed = block_bytes;
+        }
+        void* arguments[] = {argument.data()};
+        return CudaStatus(
+            api_, api_.launch_kernel(kernel, blocks, threads, arguments, block_bytes, handle_),
+            "cudaLaunchKernel");
+      }});
 }
 
 Event CudaStream::Record() {
+  Submit();
   const Event event = Stream::Record();
   progress_->Record(handle_, event.work);
   return event;
@@ -204,6 +255,7 @@ absl::Status CudaStream::Await(const Event& event) {
 }
 
 void CudaStream::Begin(std::function<absl::Status()> work) {
+  Submit();
   if (!KeepRoom(Stream::Record().work - 1)) return;  // It is counted already.
   auto piece = std::make_unique<Piece>(Piece{progress_, std::move(work)});
   const auto call = [](void* argument) {
@@ -266,10 +318,10 @@ void CudaDevice::Unpin(void* memory) { (void)api_.host_unregister(memory); }
 
 std::unique_ptr<Stream> CudaDevice::NewStream(StreamKind kind) {
   if (products_ == nullptr || kind != StreamKind::kCompute)
-    return std::make_unique<CudaStream>(api_);
+    return std::make_unique<CudaStream>(api_, nullptr, Arena(), graphs_);
   absl::StatusOr<Arena> workspace = Allocate(MemoryKind::kDevice, CublasLt::kWorkspaceBytes);
   if (workspace.ok())
-    return std::make_unique<CudaStream>(api_, products_.get(), *std::move(workspace));
+    return std::make_unique<CudaStream>(api_, products_.get(), *std::move(workspace), graphs_);
   auto stream = std::make_unique<CudaStream>(api_);
   stream->progress()->Fail(workspace.status());
   return stream;

@@ -7,6 +7,8 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "worker/cuda/cuda_api.h"
 #include "worker/cuda/products.h"
+#include "worker/cuda/repeats.h"
 #include "worker/device/device.h"
 
 namespace regroup::worker {
@@ -69,6 +72,9 @@ class CudaProgress {
 // A stream of a GPU. Work that other libraries put on `handle()` is counted by Began(). What Run is
 // given the host calls between pieces, on a thread of the driver, and it may not call CUDA.
 //
+// Kernels, products and zeros are put off until Submit, an event, other work or kMostDeferred, so
+// that those that come again and again do so as one graph (repeats.h).
+//
 // CUDA's own queue of a stream is bounded, and whoever finds it full waits inside CUDA, whatever
 // else happens. So no more than kMostAhead pieces are under way: who begins another waits here
 // until some are over, or the stream has failed.
@@ -79,17 +85,24 @@ class CudaStream final : public Stream {
  public:
   static constexpr std::uint64_t kMostAhead =
       256;  // CUDA has room for about 1,000, events included.
+  static constexpr std::size_t kMostDeferred = 64;
 
   // `products`, if any, outlive it, and have `workspace` on it.
-  explicit CudaStream(const CudaApi& api, CublasLt* products = nullptr, Arena workspace = {});
+  // Without `graphs` each piece comes by itself.
+  explicit CudaStream(const CudaApi& api, CublasLt* products = nullptr, Arena workspace = {},
+                      bool graphs = true);
   ~CudaStream() override;
 
   void Copy(void* to, const void* from, std::size_t bytes) override;
   void Zero(void* to, std::size_t bytes) override;
-  // A __global__ function, by so many blocks of so many threads which share so many bytes. Its
-  // arguments are copied.
+  // A __global__ function of one argument, by so many blocks of so many threads which share so many
+  // bytes. The argument is copied; bytes of it that mean nothing are equal for equal ones, or it
+  // comes as one that differs.
   void Launch(const void* kernel, CudaDim3 blocks, CudaDim3 threads, std::size_t block_bytes,
-              void** arguments);
+              std::span<const std::byte> argument);
+  // Work of another library on handle(), whose failure is the stream's; see Repeats::Find.
+  void Defer(const std::string& likeness, std::function<absl::Status()> put);
+  void Submit() override;
   Event Record() override;
   // REQUIRES: of a CudaStream of this device.
   void Wait(const Event& event) override;
@@ -99,7 +112,7 @@ class CudaStream final : public Stream {
 
   CudaStreamHandle handle() const { return handle_; }
   // Before a piece of work of another library; false: the stream has failed, and does none.
-  bool MakeRoom() { return KeepRoom(Stream::Record().work); }
+  bool MakeRoom();
   void Began() { NextPiece(); }  // A piece of work was put on handle().
   const std::shared_ptr<CudaProgress>& progress() const { return progress_; }
   CublasLt* products() const { return products_; }  // Null: own kernels multiply.
@@ -107,6 +120,8 @@ class CudaStream final : public Stream {
 
  private:
   struct Piece;
+  // A piece of what may come again. `likeness` begins with what no other kind's does.
+  void Put(const std::string& likeness, Repeats::Piece piece);
   void Begin(std::function<absl::Status()> work) override;
   void Check(int error, const char* call);
   // `begun`: so many pieces are on handle().
@@ -119,7 +134,11 @@ class CudaStream final : public Stream {
   CudaStreamHandle handle_ = nullptr;                   // Null after a failure to make it.
   CublasLt* const products_;
   Arena arena_;
-  std::span<std::byte> workspace_;  // All of arena_.
+  std::span<std::byte> workspace_;                        // All of arena_.
+  std::unordered_map<const void*, std::size_t> allowed_;  // A kernel's memory of a block.
+  Repeats repeats_;
+  std::vector<Repeats::Piece> deferred_;
+  std::string likeness_;  // Of all of them.
 };
 
 // A GPU. Memory for the host and the device is pinned. Nothing waits for the whole device. A thread
@@ -138,6 +157,8 @@ class CudaDevice final : public Device {
   // memory for it; null: own kernels do.
   void SetProducts(std::unique_ptr<CublasLt> products) { products_ = std::move(products); }
   CublasLt* products() const { return products_.get(); }
+  // Whether its streams that are made from here on take what comes again as graphs.
+  void UseGraphs(bool uses) { graphs_ = uses; }
   // What the calling thread asks of CUDA is meant for this GPU.
   absl::Status Use() const;
   const CudaApi& api() const { return api_; }
@@ -148,6 +169,7 @@ class CudaDevice final : public Device {
   const CudaApi& api_;
   const int ordinal_;
   std::unique_ptr<CublasLt> products_;
+  bool graphs_ = true;
 };
 
 }  // namespace regroup::worker

@@ -22,6 +22,7 @@ static_assert(kCudaHostRegisterPortable == cudaHostRegisterPortable);
 static_assert(kCudaHostAllocPortable == cudaHostAllocPortable);
 static_assert(kCudaHostAllocMapped == cudaHostAllocMapped &&
               kCudaMemcpyDefault == cudaMemcpyDefault);
+static_assert(kCudaStreamCaptureThreadLocal == cudaStreamCaptureModeThreadLocal);
 static_assert(kCudaFuncMaxDynamicSharedMemory == cudaFuncAttributeMaxDynamicSharedMemorySize);
 static_assert(kCudaComputeCapabilityMajor == cudaDevAttrComputeCapabilityMajor);
 static_assert(kCudaComputeCapabilityMinor == cudaDevAttrComputeCapabilityMinor);
@@ -56,6 +57,29 @@ static_assert(offsetof(CublasLtHeuristic, state) ==
 
 cudaStream_t StreamOf(CudaStreamHandle handle) { return static_cast<cudaStream_t>(handle); }
 cudaEvent_t EventOf(CudaEventHandle handle) { return static_cast<cudaEvent_t>(handle); }
+
+void AddGraphs(CudaApi& api) {
+  api.stream_begin_capture = [](CudaStreamHandle stream, int mode) -> int {
+    return cudaStreamBeginCapture(StreamOf(stream), static_cast<cudaStreamCaptureMode>(mode));
+  };
+  api.stream_end_capture = [](CudaStreamHandle stream, CudaGraphHandle* out) -> int {
+    return cudaStreamEndCapture(StreamOf(stream), reinterpret_cast<cudaGraph_t*>(out));
+  };
+  api.graph_instantiate = [](CudaExecHandle* out, CudaGraphHandle graph,
+                             unsigned long long flags) -> int {
+    return cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t*>(out),
+                                static_cast<cudaGraph_t>(graph), flags);
+  };
+  api.graph_launch = [](CudaExecHandle exec, CudaStreamHandle stream) -> int {
+    return cudaGraphLaunch(static_cast<cudaGraphExec_t>(exec), StreamOf(stream));
+  };
+  api.graph_destroy = [](CudaGraphHandle graph) -> int {
+    return cudaGraphDestroy(static_cast<cudaGraph_t>(graph));
+  };
+  api.graph_exec_destroy = [](CudaExecHandle exec) -> int {
+    return cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(exec));
+  };
+}
 
 CudaApi Linked() {
   CudaApi api;
@@ -104,6 +128,7 @@ CudaApi Linked() {
   };
   api.event_query = [](CudaEventHandle event) -> int { return cudaEventQuery(EventOf(event)); };
   api.event_destroy = [](CudaEventHandle event) -> int { return cudaEventDestroy(EventOf(event)); };
+  AddGraphs(api);
   api.func_set_attribute = [](const void* kernel, int attribute, int value) -> int {
     return cudaFuncSetAttribute(kernel, static_cast<cudaFuncAttribute>(attribute), value);
   };

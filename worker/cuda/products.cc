@@ -72,8 +72,8 @@ std::string CublasLt::name() const {
   return absl::StrCat("cuBLASLt ", CublasLtVersionName(api_.version));
 }
 
-std::unique_ptr<CublasLt::Way> CublasLt::Find(const MatrixProduct& product, bool aligned) {
-  auto way = std::make_unique<Way>(api_);
+std::shared_ptr<const CublasLt::Way> CublasLt::Find(const MatrixProduct& product, bool aligned) {
+  auto way = std::make_shared<Way>(api_);
   bool ok = product.x == nullptr || product.n % kMultipleOfAux == 0;
   const auto check = [&](int error) { ok = ok && error == kCublasSuccess; };
   if (ok) check(api_.desc_create(&way->desc, kCublasCompute32F, kCudaR32F));
@@ -142,29 +142,39 @@ bool CublasLt::Multiply(CudaStream& stream, const MatrixProduct& product) {
     if (ways_.size() >= kMostWays) ways_.clear();
     known = ways_.emplace(key, Find(product, aligned)).first;
   }
-  const Way* way = known->second.get();
+  const std::shared_ptr<const Way> way = known->second;
   if (way == nullptr) return false;
-  if (!stream.MakeRoom()) return true;
+  std::string likeness;
+  const auto add = [&](const auto& number) {
+    likeness.append(reinterpret_cast<const char*>(&number), sizeof number);
+  };
+  for (const std::int64_t size : {product.m, product.n, product.k}) add(size);
+  for (const void* at : {product.a, product.b, product.bias, product.x}) add(at);
+  add(product.c);
+  for (const DType type : {product.type, product.result}) add(type);
+  for (const bool flag : {product.a_transposed, product.b_transposed, product.add}) add(flag);
+  stream.Defer(likeness, [=, this, &stream] { return Put(stream, product, *way); });
+  return true;
+}
+
+absl::Status CublasLt::Put(CudaStream& stream, const MatrixProduct& product, const Way& way) {
   int error = kCublasSuccess;
   const auto point = [&](int attribute, const void* at) {
     if (at != nullptr && error == kCublasSuccess)
-      error = api_.desc_set(way->desc, attribute, &at, sizeof at);
+      error = api_.desc_set(way.desc, attribute, &at, sizeof at);
   };
   point(kCublasLtDescBiasPointer, product.bias);
   point(kCublasLtDescAuxPointer, product.x);
   const float alpha = 1, beta = product.add ? 1 : 0;
   if (error == kCublasSuccess) {
-    stream.Began();
-    error = api_.matmul(handle_, way->desc, &alpha, product.b, way->a, product.a, way->b, &beta,
-                        product.c, way->c, product.c, way->c, &way->found.algo,
+    error = api_.matmul(handle_, way.desc, &alpha, product.b, way.a, product.a, way.b, &beta,
+                        product.c, way.c, product.c, way.c, &way.found.algo,
                         stream.workspace().data(), stream.workspace().size(), stream.handle());
   }
-  if (error != kCublasSuccess) {
-    stream.progress()->Fail(absl::InternalError(absl::StrCat(
-        "cublasLtMatmul of (", product.m, ", ", product.k, ") and (", product.k, ", ", product.n,
-        "): ", api_.get_status_string(error), " (cuBLAS status ", error, ")")));
-  }
-  return true;
+  if (error == kCublasSuccess) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(
+      "cublasLtMatmul of (", product.m, ", ", product.k, ") and (", product.k, ", ", product.n,
+      "): ", api_.get_status_string(error), " (cuBLAS status ", error, ")"));
 }
 
 namespace {

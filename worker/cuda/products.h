@@ -48,8 +48,8 @@ class CublasLt {
   std::string name() const;  // "cuBLASLt 13.1.0".
   const std::string& path() const { return api_.path; }
 
-  // Puts it on the stream, which has a workspace. False: the library has no way to multiply these,
-  // and nothing was put. What fails is the stream.
+  // Puts it on the stream, which has a workspace, at the latest as it is submitted. False: the
+  // library has no way to multiply these, and nothing is put. What fails is the stream.
   bool Multiply(CudaStream& stream, const MatrixProduct& product);
 
   // Products of every kind whose results are known, on a stream of that device, whose products are
@@ -67,11 +67,12 @@ class CublasLt {
                          bool, bool, bool>;
   struct Way;
   explicit CublasLt(const CublasLtApi& api);
-  std::unique_ptr<Way> Find(const MatrixProduct& product, bool aligned);
+  std::shared_ptr<const Way> Find(const MatrixProduct& product, bool aligned);
+  absl::Status Put(CudaStream& stream, const MatrixProduct& product, const Way& way);
 
   const CublasLtApi api_;
   CublasLtHandle handle_ = nullptr;
-  std::map<Key, std::unique_ptr<Way>> ways_;  // Null: there is none.
+  std::map<Key, std::shared_ptr<const Way>> ways_;  // Null: there is none.
   bool slopes_ = true;
 };
 

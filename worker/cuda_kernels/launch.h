@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "worker/cuda/products.h"
 #include "worker/kernels/arguments.h"
@@ -26,9 +27,9 @@ constexpr std::int64_t BlocksFor(std::int64_t work, std::int64_t of_block) {
 }
 
 // Puts a __global__ function of one argument on the stream; none of no blocks, and more of them
-// than CUDA counts are refused. What fails is the stream. CUDA copies the argument before it
-// returns.
-void PutOnStream(Stream& stream, const void* kernel, const Geometry& geometry, void** arguments);
+// than CUDA counts are refused. What fails is the stream. The argument is copied.
+void PutOnStream(Stream& stream, const void* kernel, const Geometry& geometry,
+                 std::span<const std::byte> argument);
 void ZeroOnStream(Stream& stream, void* to, std::size_t bytes);
 // By the library that the stream has for products; false: by none, and nothing was put on it.
 bool MultiplyByLibrary(Stream& stream, const MatrixProduct& product);
@@ -41,8 +42,9 @@ void LaunchKernel(const Launch& launch, void (*kernel)(Args), const Geometry& ge
 #if defined(__CUDACC__)
 template <typename Args>
 void LaunchKernel(const Launch& launch, void (*kernel)(Args), const Geometry& geometry, Args args) {
-  void* arguments[] = {&args};
-  PutOnStream(launch.stream, reinterpret_cast<const void*>(kernel), geometry, arguments);
+  __builtin_clear_padding(&args);  // Equal arguments are equal bytes (CudaStream::Launch).
+  PutOnStream(launch.stream, reinterpret_cast<const void*>(kernel), geometry,
+              std::as_bytes(std::span(&args, 1)));
 }
 #endif
 

@@ -190,14 +190,14 @@ __global__ void __launch_bounds__(kTileThreads, kBlocks<width>)
   }
 }
 
-// What the backward pass knows of a query, by its position: infinite, so that it sees nothing,
-// behind the end of the sequence.
+// What the backward pass knows of a query, by its position. Zeros behind the end of the sequence,
+// as are its rows.
 struct OfQuery {
   float log2_sum_exp, delta;
 };
 template <typename T>
 __device__ OfQuery OfQueryAt(const AttentionGrads<T>& b, const HeadTile& at, std::int64_t t) {
-  if (t >= at.time) return {INFINITY, 0};
+  if (t >= at.time) return {0, 0};
   const std::int64_t i = at.head * at.time + t;
   return {b.args.log_sum_exp[i] * kLog2E, b.delta[i]};
 }

@@ -46,6 +46,9 @@ class Stream {
   virtual void Copy(void* to, const void* from, std::size_t bytes);
   virtual void Zero(void* to, std::size_t bytes);
 
+  // What was begun goes to the device now, which a stream may put off until then, until anything is
+  // recorded, or until it has to.
+  virtual void Submit() {}
   virtual Event Record() { return {this, begun_}; }
   // What is begun from here on waits for that. An event of this stream is none to wait for.
   virtual void Wait(const Event& event);

@@ -109,6 +109,7 @@ absl::StatusOr<ComputeDevice> ComputeDevice::ChooseCuda(const DeviceRequest& req
   if (nccl.ok()) ras = ChooseRasPlace(nccl->version);  // Before CUDA has threads.
   absl::StatusOr<std::unique_ptr<CudaDevice>> device = CudaDevice::Create(api, ordinal);
   if (!device.ok()) return Explained(device.status());
+  (*device)->UseGraphs(request.cuda_graphs);
   ComputeDevice made(request, build.kernels);
   made.words_ = absl::StrCat("training on GPU ", ordinal, " of ", count, ", by CUDA ",
                              VersionName(runtime), " and a driver for CUDA ", VersionName(driver));

@@ -31,6 +31,7 @@ struct CudaBuild {
 struct DeviceRequest {
   DeviceChoice device = DeviceChoice::kAuto;
   Transport transport = Transport::kAuto;
+  bool cuda_graphs = true;
   Isa isa = BestIsa();
   int device_rank = 0;  // The number of its GPU; with Transport::kHost ranks take turns.
   bool alone = false;   // There is no other rank: NCCL is not looked for, unless it was asked for.

@@ -403,6 +403,7 @@ absl::Status StepRunner::Await() {
 absl::Status StepRunner::RunAll(std::int64_t step, const Ballot& ballot, StepResult& result) {
   for (const Instruction& instruction : plan_.instructions) {
     RETURN_IF_ERROR(Carry(instruction, step, ballot, result));
+    compute_->Submit();  // Whole instructions come again in the next step.
     if (instruction.op == Op::kVote && !std::isfinite(result.loss + result.gradient_norm)) {
       result.retry = std::isfinite(result.loss) && scaler_.Halve();
       break;
@@ -513,6 +514,7 @@ absl::Status StepRunner::RunForwards(
         } else {
           RETURN_IF_ERROR(Carry(instruction, 0, {}, ignored));
         }
+        compute_->Submit();
       }
     }
   }

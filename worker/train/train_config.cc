@@ -161,6 +161,13 @@ absl::Status ChooseByName(std::string_view text, const Kind (&all)[kCount], Kind
                 Cat(absl::StrJoin(names, ", "), " and ", last, " are"), names[0]);
 }
 
+absl::Status ChooseSwitch(std::string_view text, bool& on) {
+  if (text != "on" && text != "off")
+    return Refuse(Cat("\"", text, "\" is not accepted"), "on and off are", "on");
+  on = text == "on";
+  return absl::OkStatus();
+}
+
 // By these names, and by those that DeepSpeed and Transformers have for them.
 absl::Status ChooseSchedule(std::string_view text, ScheduleKind& schedule) {
   static constexpr std::pair<std::string_view, ScheduleKind> kOthers[] = {
@@ -595,6 +602,10 @@ void DescribeTrainFlags(CLI::App& app, TrainConfig& c) {
       "the host and lets ranks share a GPU, or auto, which is nccl, but with --device auto "
       "host where a rank has no NCCL, as in --transport host",
       [&c](std::string_view text) { return ChooseByName(text, kTransports, c.transport); });
+  AddParsed(app, "--cuda-graphs", "NAME", c.cuda_graphs ? "on" : "off",
+            "whether a GPU takes the kernels that come again in each step as graphs: on, or off "
+            "where its driver has trouble with them, as in --cuda-graphs off",
+            [&c](std::string_view text) { return ChooseSwitch(text, c.cuda_graphs); });
   AddParsed(app, "--kernels", "NAME", kBestKernels,
             "instruction set of this rank on a CPU, equal on all ranks, as in --kernels x86-64-v3",
             [&c](std::string_view text) { return ChooseKernels(text, c.kernels); });

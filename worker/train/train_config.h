@@ -64,6 +64,7 @@ struct TrainConfig {
   int log_every = 1;
   DeviceChoice device = DeviceChoice::kAuto;
   Transport transport = Transport::kAuto;
+  bool cuda_graphs = true;
   std::optional<Isa> kernels;  // On a CPU. None: the best that it has.
   Duration collective_timeout = std::chrono::seconds(120);
   Duration join_timeout = std::chrono::seconds(60);

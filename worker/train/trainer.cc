@@ -117,6 +117,7 @@ absl::Status Trainer::Prepare() {
                WorkerExit::kUsage));
   ASSIGN_OR_RETURN(device_, ComputeDevice::Choose({.device = config_.device,
                                                    .transport = config_.transport,
+                                                   .cuda_graphs = config_.cuda_graphs,
                                                    .isa = config_.Kernels(),
                                                    .device_rank = environment_.device_rank,
                                                    .alone = environment_.world_size == 1},

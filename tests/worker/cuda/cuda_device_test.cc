@@ -220,7 +220,7 @@ struct Asked {
   const void* kernel = nullptr;
   CudaDim3 blocks, threads;
   std::size_t bytes = 0;
-  void** arguments = nullptr;
+  int argument = 0;
   int launches = 0, allowed_bytes = 0, error = kCudaSuccess;
 };
 Asked g_asked;
@@ -235,19 +235,23 @@ TEST_F(CudaDeviceTest, AKernelIsLaunchedWithItsGeometryAndMemory) {
   api.launch_kernel = [](const void* kernel, CudaDim3 blocks, CudaDim3 threads, void** arguments,
                          std::size_t bytes, CudaStreamHandle) {
     const int launches = g_asked.launches + 1, allowed = g_asked.allowed_bytes;
-    g_asked = {kernel, blocks, threads, bytes, arguments, launches, allowed, g_asked.error};
+    g_asked = {kernel,   blocks,  threads,      bytes, *static_cast<int*>(arguments[0]),
+               launches, allowed, g_asked.error};
     return g_asked.error;
   };
   g_asked = {};
   const auto device = *CudaDevice::Create(api, 0);
   CudaStream stream(api);
   const int kernel = 0;
-  void* arguments[1] = {};
+  int number = 41;
+  const auto argument = std::as_bytes(std::span(&number, 1));
   const cuda::Geometry geometry{
       .blocks = 7, .blocks_y = 5, .threads = 64, .threads_y = 2, .block_bytes = 48 << 10};
-  cuda::PutOnStream(stream, &kernel, geometry, arguments);
+  cuda::PutOnStream(stream, &kernel, geometry, argument);
+  number = 42;  // It is copied.
+  stream.Submit();
   EXPECT_EQ(g_asked.kernel, &kernel);
-  EXPECT_EQ(g_asked.arguments, arguments);
+  EXPECT_EQ(g_asked.argument, 41);
   EXPECT_EQ(g_asked.blocks.x, 7u);
   EXPECT_EQ(g_asked.blocks.y, 5u);
   EXPECT_EQ(g_asked.threads.x, 64u);
@@ -255,24 +259,27 @@ TEST_F(CudaDeviceTest, AKernelIsLaunchedWithItsGeometryAndMemory) {
   EXPECT_EQ(g_asked.bytes, 48u << 10);
   EXPECT_EQ(g_asked.allowed_bytes, 0);  // Needs no leave.
   cuda::PutOnStream(stream, &kernel, {.blocks = 1, .threads = 1, .block_bytes = (48 << 10) + 1},
-                    arguments);
+                    argument);
+  stream.Submit();
   EXPECT_EQ(g_asked.allowed_bytes, (48 << 10) + 1);
   EXPECT_EQ(g_asked.launches, 2);
-  cuda::PutOnStream(stream, &kernel, {.blocks = 0, .threads = 1}, arguments);
+  cuda::PutOnStream(stream, &kernel, {.blocks = 0, .threads = 1}, argument);
   EXPECT_EQ(g_asked.launches, 2);
   EXPECT_EQ(stream.Await(), absl::OkStatus());
 
   g_asked.error = kCudaErrorMemoryAllocation;
-  cuda::PutOnStream(stream, &kernel, {.blocks = 1, .threads = 1}, arguments);
+  cuda::PutOnStream(stream, &kernel, {.blocks = 1, .threads = 1}, argument);
+  cuda::PutOnStream(stream, &kernel, {.blocks = 1, .threads = 1}, argument);
   EXPECT_EQ(stream.Await(),
             absl::ResourceExhaustedError("cudaLaunchKernel: out of memory (CUDA error 2)"));
-  cuda::PutOnStream(stream, &kernel, {.blocks = 1, .threads = 1}, arguments);
+  cuda::PutOnStream(stream, &kernel, {.blocks = 1, .threads = 1}, argument);
+  stream.Submit();
   EXPECT_EQ(g_asked.launches, 3);  // None after a failure.
   for (const cuda::Geometry& large :
        {cuda::Geometry{.blocks = std::int64_t{1} << 31, .threads = 1},
         cuda::Geometry{.blocks = 1, .blocks_y = 65536, .threads = 1}}) {
     CudaStream other(api);
-    cuda::PutOnStream(other, &kernel, large, arguments);
+    cuda::PutOnStream(other, &kernel, large, argument);
     EXPECT_EQ(g_asked.launches, 3);
     EXPECT_EQ(other.Await(),
               absl::InvalidArgumentError("a tensor is too large for one launch on a GPU"));
@@ -294,15 +301,193 @@ TEST_F(CudaDeviceTest, AKernelIsAwaitedAndItsFailureToBeSetUpIsTheStreams) {
   };
   api.func_set_attribute = [](const void*, int, int) { return kCudaErrorMemoryAllocation; };
   CudaStream stream(api);
-  void* arguments[1] = {};
-  cuda::PutOnStream(stream, &done, {.blocks = 1, .threads = 1}, arguments);
+  const std::byte argument[1] = {};
+  cuda::PutOnStream(stream, &done, {.blocks = 1, .threads = 1}, argument);
   EXPECT_EQ(stream.Await(), absl::OkStatus());
   EXPECT_TRUE(done);
   done = false;
-  cuda::PutOnStream(stream, &done, {.blocks = 1, .threads = 1, .block_bytes = 50 << 10}, arguments);
+  cuda::PutOnStream(stream, &done, {.blocks = 1, .threads = 1, .block_bytes = 50 << 10}, argument);
   EXPECT_EQ(stream.Await(),
             absl::ResourceExhaustedError("cudaFuncSetAttribute: out of memory (CUDA error 2)"));
   EXPECT_FALSE(done);
+}
+
+// A kernel of a fake: adds to a number, and says that it did.
+struct AddTo {
+  std::vector<int>* seen;
+  int number;
+};
+std::function<void()> WorkOfAddTo(const void* /*kernel*/, FakeDim3 /*blocks*/, FakeDim3 /*threads*/,
+                                  void** arguments, std::size_t /*block_bytes*/) {
+  return [own = *static_cast<const AddTo*>(arguments[0])] { own.seen->push_back(own.number); };
+}
+
+class GraphsTest : public CudaDeviceTest {
+ protected:
+  GraphsTest() {
+    gpu_.set_kernels(WorkOfAddTo);
+    stream_ = std::make_unique<CudaStream>(gpu_.cuda());
+    memory_ = *device_->Allocate(MemoryKind::kShared, 1024);
+    bytes_ = memory_.Take<std::byte>(1024).data();
+  }
+  void Add(int number, std::size_t block_bytes = 0) {
+    AddTo add{&seen_, number};
+    __builtin_memset(&add, 0, sizeof add);
+    add.seen = &seen_, add.number = number;
+    cuda::PutOnStream(*stream_, &seen_, {.blocks = 1, .threads = 1, .block_bytes = block_bytes},
+                      std::as_bytes(std::span(&add, 1)));
+  }
+  // What a step does: so many numbers from this one, and a zero between them.
+  void Step(int first, int count = 3) {
+    for (int i = 0; i < count; ++i) {
+      Add(first + i);
+      if (i == 0) stream_->Zero(bytes_, 1024);
+    }
+    stream_->Submit();
+  }
+  std::vector<int> Seen() {
+    EXPECT_EQ(stream_->Await(), absl::OkStatus());
+    return std::exchange(seen_, {});
+  }
+  std::vector<int> seen_;
+  Arena memory_;
+  std::byte* bytes_ = nullptr;
+  std::unique_ptr<CudaStream> stream_;
+};
+
+TEST_F(GraphsTest, WhatComesTheThirdTimeComesAsOne) {
+  for (int step = 1; step <= 5; ++step) {
+    Step(7);
+    *bytes_ = std::byte(9);
+    EXPECT_EQ(Seen(), (std::vector<int>{7, 8, 9}));
+    EXPECT_EQ(gpu_.captures(), step == 3 ? 1 : 0) << step;
+    EXPECT_EQ(gpu_.graph_launches(), step >= 3 ? 1 : 0) << step;
+  }
+  Step(7);
+  EXPECT_EQ(Seen().size(), 3u);
+  EXPECT_EQ(*bytes_, std::byte(0));
+}
+
+TEST_F(GraphsTest, WhatDiffersIsAnother) {
+  for (int step = 0; step < 4; ++step) {
+    Step(7);
+    Step(step == 3 ? 8 : 7, 4);
+    Add(step);  // An optimizer's, whose arguments are never the same.
+    Add(step);
+    stream_->Submit();
+  }
+  EXPECT_EQ(Seen(), (std::vector<int>{7, 8, 9, 7, 8, 9,  10, 0, 0,  //
+                                      7, 8, 9, 7, 8, 9,  10, 1, 1,  //
+                                      7, 8, 9, 7, 8, 9,  10, 2, 2,  //
+                                      7, 8, 9, 8, 9, 10, 11, 3, 3}));
+  EXPECT_EQ(gpu_.captures(), 2);
+  EXPECT_EQ(gpu_.graph_launches(), 3);
+  // So is one that zeroes other bytes, or whose block has other memory.
+  for (int step = 0; step < 3; ++step) {
+    for (const std::size_t block_bytes : {0, 1, 50 << 10}) {
+      Add(1, block_bytes);
+      stream_->Zero(bytes_, 1 + static_cast<std::size_t>(step));
+      stream_->Submit();
+    }
+  }
+  EXPECT_EQ(Seen().size(), 9u);
+  EXPECT_EQ(gpu_.captures(), 0);
+}
+
+TEST_F(GraphsTest, OnePieceIsNoGraph) {
+  for (int step = 0; step < 5; ++step) {
+    Add(1);
+    stream_->Submit();
+  }
+  EXPECT_EQ(Seen().size(), 5u);
+  EXPECT_EQ(gpu_.captures(), 0);
+}
+
+// Whatever else there is comes behind what was put off.
+TEST_F(GraphsTest, OtherWorkComesInItsOrder) {
+  std::vector<std::byte> from(1024, std::byte(5)), back(1024);
+  for (int step = 0; step < 4; ++step) {
+    Add(1);
+    stream_->Zero(bytes_, 1024);
+    stream_->Copy(back.data(), bytes_, 1024);
+    Add(2);
+    Add(3);
+    stream_->Run([&] { seen_.push_back(static_cast<int>(back[3])); });
+    stream_->Copy(bytes_, from.data(), 1024);
+    Add(4);
+    Add(5);
+    EXPECT_TRUE(stream_->MakeRoom());
+    EXPECT_EQ(gpu_.cuda().launch_host_func(
+                  stream_->handle(),
+                  [](void* seen) { static_cast<std::vector<int>*>(seen)->push_back(6); }, &seen_),
+              kCudaSuccess);
+    stream_->Began();
+    EXPECT_EQ(Seen(), (std::vector<int>{1, 2, 3, 0, 4, 5, 6}));
+  }
+  EXPECT_EQ(gpu_.captures(), 3);
+  // An event, and a stream that waits for it.
+  CudaStream other(gpu_.cuda());
+  Add(1);
+  other.Wait(stream_->Record());
+  other.Run([&] { seen_.push_back(2); });
+  EXPECT_EQ(other.Await(), absl::OkStatus());
+  Add(3);
+  stream_->Wait(other.Record());
+  EXPECT_EQ(Seen(), (std::vector<int>{1, 2, 3}));
+}
+
+TEST_F(GraphsTest, WhatIsPutOffHasABound) {
+  for (int step = 0; step < 4; ++step) {
+    for (int i = 0; i < 2 * static_cast<int>(CudaStream::kMostDeferred); ++i) Add(i);
+    EXPECT_EQ(Seen().size(), 2 * CudaStream::kMostDeferred);
+  }
+  EXPECT_EQ(gpu_.captures(), 2);
+  EXPECT_EQ(gpu_.graph_launches(), 4);
+}
+
+TEST_F(GraphsTest, WhereThereCanBeNoneEachComesByItself) {
+  for (const FakeCapture fails : {FakeCapture::kCannotBegin, FakeCapture::kRefusesWork,
+                                  FakeCapture::kCannotEnd, FakeCapture::kCannotInstantiate}) {
+    stream_ = std::make_unique<CudaStream>(gpu_.cuda());
+    gpu_.play_capture(fails);
+    for (int step = 0; step < 6; ++step) {
+      Step(7);
+      EXPECT_EQ(Seen(), (std::vector<int>{7, 8, 9})) << step;
+    }
+    EXPECT_EQ(gpu_.graph_launches(), 0);
+    EXPECT_EQ(gpu_.captures(), fails == FakeCapture::kCannotBegin ? 0 : 1);  // It is not tried on.
+  }
+  gpu_.play_capture(FakeCapture::kRight);
+  stream_ = std::make_unique<CudaStream>(gpu_.cuda(), nullptr, Arena(), /*graphs=*/false);
+  for (int step = 0; step < 4; ++step) Step(7);
+  EXPECT_EQ(Seen().size(), 12u);
+  EXPECT_EQ(gpu_.captures(), 0);
+}
+
+TEST_F(GraphsTest, NeitherWhatCameOnceNorGraphsGrowWithoutBound) {
+  const int live = gpu_.live();
+  for (int i = 0; i < 3 * static_cast<int>(Repeats::kMostSeen); ++i) Step(10 * i);
+  for (int i = 0; i < 40; ++i) {
+    for (int step = 0; step < 3; ++step) Step(10 * i);
+  }
+  EXPECT_EQ(Seen().size(), 3 * (3 * Repeats::kMostSeen + 120));
+  EXPECT_EQ(gpu_.captures(), 40);
+  EXPECT_LE(gpu_.live(), live + 50);
+  stream_ = nullptr;
+  EXPECT_LE(gpu_.live(), live);
+}
+
+TEST_F(GraphsTest, NothingThatWasPutOffBeginsAfterAFailure) {
+  stream_->Run([] { return absl::DataLossError("gone"); });
+  EXPECT_EQ(stream_->Await(), absl::DataLossError("gone"));
+  for (int step = 0; step < 4; ++step) Step(7);
+  EXPECT_EQ(stream_->Await(), absl::DataLossError("gone"));
+  EXPECT_EQ(seen_.size(), 0u);
+  // Nor as its stream ends.
+  stream_ = std::make_unique<CudaStream>(gpu_.cuda());
+  Add(1);
+  stream_ = nullptr;
+  EXPECT_EQ(seen_.size(), 0u);
 }
 
 TEST_F(CudaDeviceTest, WhatIsRefusedFailsTheStream) {

@@ -5,6 +5,7 @@
 #include "common/config/env.h"
 #include "common/io/standard_fds.h"
 #include "tests/worker/fake_gpu/open_fake_gpu.h"
+#include "tests/worker/gpu_emulator/gpu_emulator.h"
 #include "worker/cuda_kernels/tables.h"
 #include "worker/train/worker_program.h"
 
@@ -25,6 +26,19 @@ int main(int argc, char** argv) {
   gpu.abort_on_refusal();
   if (const auto bytes = regroup::GetEnv("FAKE_GPU_MEMORY"))
     gpu.set_memory(std::strtoull(bytes->c_str(), nullptr, 10));
+  gpu.set_kernels([](const void* kernel, FakeDim3 blocks, FakeDim3 threads, void** arguments,
+                     std::size_t block_bytes) {
+    return gpu_emulator::WorkOfKernel(kernel,
+                                      {.blocks = blocks.x,
+                                       .blocks_y = blocks.y,
+                                       .threads = static_cast<int>(threads.x),
+                                       .threads_y = static_cast<int>(threads.y),
+                                       .block_bytes = block_bytes},
+                                      arguments[0]);
+  });
+  gpu_emulator::LaunchByRuntime();
+  gpu.say_graphs();
+  gpu.play_capture(static_cast<FakeCapture>(FromEnv("FAKE_GPU_CAPTURE", 0)));
   FakeScript script;
   if (regroup::GetEnv("FAKE_GPU_HANGS_AT")) {
     script = {FakeFault::kOpHangs, FromEnv("FAKE_GPU_HANGS_ON", 0),

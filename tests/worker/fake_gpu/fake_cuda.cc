@@ -11,14 +11,21 @@ namespace fake {
 namespace {
 
 constexpr int kSuccess = 0, kInvalidValue = 1, kMemoryAllocation = 2, kNotReady = 600,
-              kNotPermitted = 800;
+              kNotPermitted = 800, kNotSupported = 801, kCaptureInvalidated = 901;
 
 thread_local int t_device = 0;
 thread_local bool t_in_host_function = false;
 
+thread_local bool t_captures = false;
+
 struct EventState {
   const int device = t_device;
   std::shared_ptr<Instance> last;  // Of its records.
+};
+
+struct Exec {
+  const std::vector<std::function<void()>> work;
+  std::atomic<int> under_way{0};
 };
 
 struct Memory {
@@ -35,6 +42,12 @@ struct Device {
   std::set<void*> registered;
   std::set<Stream*> streams;
   std::set<EventState*> events;
+  std::set<Graph*> graphs;
+  std::set<Exec*> execs;
+  FakeKernels kernels = nullptr;
+  FakeCapture capture = FakeCapture::kRight;
+  std::atomic<int> captures{0}, launches{0};
+  std::atomic<bool> says_graphs{false};
   std::map<std::string, std::string> refusals;  // By rule, the first text.
   int refused = 0;
   bool aborts = false;
@@ -44,6 +57,12 @@ struct Device {
 Device& device() {
   static auto* one = new Device;
   return *one;
+}
+
+// What may wait for the device, or changes what it knows, ends a capture of the thread that calls.
+bool MayCallInCapture(const char* call) {
+  if (t_captures) Refuse("capture", std::string(call) + " while a stream captures");
+  return !t_captures;
 }
 
 bool Holds(const std::map<const std::byte*, Memory>& memory, const void* at, std::size_t bytes,
@@ -57,7 +76,7 @@ bool Holds(const std::map<const std::byte*, Memory>& memory, const void* at, std
 
 int Allocate(std::map<const std::byte*, Memory>& memory, void** out, std::size_t bytes,
              const char* call) {
-  if (!MayCall(call)) return kNotPermitted;
+  if (!MayCall(call) || !MayCallInCapture(call)) return kNotPermitted;
   Device& d = device();
   const std::scoped_lock lock(d.mutex);
   if (d.error != 0) return d.error;
@@ -72,7 +91,7 @@ int Allocate(std::map<const std::byte*, Memory>& memory, void** out, std::size_t
 }
 
 int Free(std::map<const std::byte*, Memory>& memory, void* what, const char* call) {
-  if (!MayCall(call)) return kNotPermitted;
+  if (!MayCall(call) || !MayCallInCapture(call)) return kNotPermitted;
   Device& d = device();
   const std::scoped_lock lock(d.mutex);
   const auto found = memory.find(static_cast<std::byte*>(what));
@@ -148,10 +167,21 @@ Stream::~Stream() {
   changed_.notify_all();
   thread_.join();
 }
+bool Stream::BeginCapture() {
+  const std::scoped_lock lock(mutex_);
+  if (captured_ != nullptr) return false;
+  captured_ = std::make_unique<Graph>();
+  return true;
+}
+std::unique_ptr<Graph> Stream::EndCapture() {
+  const std::scoped_lock lock(mutex_);
+  return std::move(captured_);
+}
 void Stream::Push(std::function<void()> work) {
   std::size_t waiting = 0;
   {
     const std::scoped_lock lock(mutex_);
+    if (captured_ != nullptr) return captured_->work.push_back(std::move(work));
     work_.push_back(std::move(work));
     waiting = work_.size();
   }
@@ -277,6 +307,7 @@ int cudaStreamDestroy(void* handle) {
   return fake::kSuccess;
 }
 int cudaStreamWaitEvent(void* handle, void* event, unsigned /*flags*/) {
+  if (!fake::MayCallInCapture("cudaStreamWaitEvent")) return fake::kNotPermitted;
   fake::Stream* stream = fake::StreamHere(handle, "cudaStreamWaitEvent");
   fake::EventState* state = fake::EventOf(event, "cudaStreamWaitEvent");
   if (stream == nullptr || state == nullptr) return fake::kInvalidValue;
@@ -287,6 +318,8 @@ int cudaStreamWaitEvent(void* handle, void* event, unsigned /*flags*/) {
   return device().error;
 }
 int cudaLaunchHostFunc(void* handle, void (*call)(void*), void* argument) {
+  // It could be captured, and would be called again with what it was given once.
+  if (!fake::MayCallInCapture("cudaLaunchHostFunc")) return fake::kNotPermitted;
   fake::Stream* stream = fake::StreamHere(handle, "cudaLaunchHostFunc");
   if (stream == nullptr) return fake::kInvalidValue;
   if (device().error != 0) return device().error;
@@ -321,6 +354,7 @@ int cudaEventCreateWithFlags(void** out, unsigned /*flags*/) {
   return fake::kSuccess;
 }
 int cudaEventRecord(void* handle, void* on) {
+  if (!fake::MayCallInCapture("cudaEventRecord")) return fake::kNotPermitted;
   fake::Stream* stream = fake::StreamHere(on, "cudaEventRecord");
   fake::EventState* event = fake::EventOf(handle, "cudaEventRecord");
   if (stream == nullptr || event == nullptr) return fake::kInvalidValue;
@@ -335,6 +369,7 @@ int cudaEventRecord(void* handle, void* on) {
   return fake::kSuccess;
 }
 int cudaEventQuery(void* handle) {
+  if (!fake::MayCallInCapture("cudaEventQuery")) return fake::kNotPermitted;
   fake::EventState* event = fake::EventOf(handle, "cudaEventQuery");
   if (event == nullptr) return fake::kInvalidValue;
   if (device().error != 0) return device().error;
@@ -346,6 +381,94 @@ int cudaEventDestroy(void* handle) {
   const std::scoped_lock lock(device().mutex);
   device().events.erase(event);
   delete event;
+  return fake::kSuccess;
+}
+int cudaStreamBeginCapture(void* handle, int mode) {
+  fake::Stream* stream = fake::StreamHere(handle, "cudaStreamBeginCapture");
+  if (stream == nullptr) return fake::kInvalidValue;
+  if (device().error != 0) return device().error;
+  if (device().capture == FakeCapture::kCannotBegin) return fake::kNotSupported;
+  if (mode != 1) fake::Refuse("capture", "one that other threads can end");
+  if (fake::t_captures || !stream->BeginCapture()) {
+    fake::Refuse("capture", "a second one at once");
+    return fake::kInvalidValue;
+  }
+  fake::t_captures = true;
+  ++device().captures;
+  return fake::kSuccess;
+}
+int cudaStreamEndCapture(void* handle, void** out) {
+  fake::Stream* stream = fake::StreamHere(handle, "cudaStreamEndCapture");
+  std::unique_ptr<fake::Graph> graph = stream == nullptr ? nullptr : stream->EndCapture();
+  if (graph == nullptr) return fake::kInvalidValue;
+  fake::t_captures = false;
+  *out = nullptr;
+  if (device().capture == FakeCapture::kRefusesWork) return fake::kCaptureInvalidated;
+  if (device().capture == FakeCapture::kCannotEnd) return fake::kCaptureInvalidated;
+  const std::scoped_lock lock(device().mutex);
+  *out = *device().graphs.insert(graph.release()).first;
+  return fake::kSuccess;
+}
+int cudaGraphInstantiate(void** out, void* handle, unsigned long long flags) {
+  if (!fake::MayCall("cudaGraphInstantiate")) return fake::kNotPermitted;
+  if (device().capture == FakeCapture::kCannotInstantiate) return fake::kMemoryAllocation;
+  const std::scoped_lock lock(device().mutex);
+  auto* graph = static_cast<fake::Graph*>(handle);
+  if (device().graphs.count(graph) == 0 || flags != 0) return fake::kInvalidValue;
+  *out = *device().execs.insert(new fake::Exec{graph->work}).first;
+  return fake::kSuccess;
+}
+int cudaGraphLaunch(void* handle, void* on) {
+  fake::Stream* stream = fake::StreamHere(on, "cudaGraphLaunch");
+  if (stream == nullptr || !fake::MayCallInCapture("cudaGraphLaunch")) return fake::kInvalidValue;
+  if (device().error != 0) return device().error;
+  auto* exec = static_cast<fake::Exec*>(handle);
+  {
+    const std::scoped_lock lock(device().mutex);
+    if (device().execs.count(exec) == 0) return fake::kInvalidValue;
+  }
+  ++device().launches;
+  if (device().says_graphs.exchange(false)) {
+    std::printf("fake GPU: a graph\n");
+    std::fflush(stdout);
+  }
+  ++exec->under_way;
+  stream->Push([exec] {
+    for (const auto& work : exec->work) work();
+    --exec->under_way;
+  });
+  return fake::kSuccess;
+}
+int cudaGraphDestroy(void* handle) {
+  if (!fake::MayCall("cudaGraphDestroy")) return fake::kNotPermitted;
+  const std::scoped_lock lock(device().mutex);
+  auto* graph = static_cast<fake::Graph*>(handle);
+  if (device().graphs.erase(graph) == 0) return fake::kInvalidValue;
+  delete graph;
+  return fake::kSuccess;
+}
+int cudaGraphExecDestroy(void* handle) {
+  if (!fake::MayCall("cudaGraphExecDestroy")) return fake::kNotPermitted;
+  auto* exec = static_cast<fake::Exec*>(handle);
+  {
+    const std::scoped_lock lock(device().mutex);
+    if (device().execs.erase(exec) == 0) return fake::kInvalidValue;
+  }
+  if (exec->under_way != 0) fake::Refuse("graph", "destroyed while it is under way");
+  delete exec;
+  return fake::kSuccess;
+}
+int cudaFuncSetAttribute(const void* /*kernel*/, int /*attribute*/, int /*value*/) {
+  return fake::MayCallInCapture("cudaFuncSetAttribute") ? fake::kSuccess : fake::kNotPermitted;
+}
+int cudaLaunchKernel(const void* kernel, FakeDim3 blocks, FakeDim3 threads, void** arguments,
+                     std::size_t block_bytes, void* handle) {
+  fake::Stream* stream = fake::StreamHere(handle, "cudaLaunchKernel");
+  if (stream == nullptr || device().kernels == nullptr) return fake::kInvalidValue;
+  if (device().error != 0) return device().error;
+  if (fake::t_captures && device().capture == FakeCapture::kRefusesWork)
+    return fake::kCaptureInvalidated;
+  stream->Push(device().kernels(kernel, blocks, threads, arguments, block_bytes));
   return fake::kSuccess;
 }
 const char* cudaGetErrorString(int error) {
@@ -362,6 +485,11 @@ void fakeGpuSetDevices(int count, int error) {
   device().devices = count;
   device().count_error = error;
 }
+void fakeGpuSetKernels(FakeKernels kernels) { device().kernels = kernels; }
+void fakeGpuSayGraphs() { device().says_graphs = true; }
+void fakeGpuPlayCapture(FakeCapture capture) { device().capture = capture; }
+int fakeGpuCaptures() { return device().captures.exchange(0); }
+int fakeGpuGraphLaunches() { return device().launches.exchange(0); }
 void fakeGpuAbortOnRefusal() { device().aborts = true; }
 void fakeGpuSetRuntime(int version) { device().runtime = version; }
 void fakeGpuSetDriver(int version) { device().driver = version; }
@@ -386,6 +514,7 @@ void fakeGpuForget() { fake::ForgetRefusals(); }
 int fakeGpuLive() {
   const std::scoped_lock lock(device().mutex);
   return static_cast<int>(device().streams.size() + device().events.size() +
+                          device().graphs.size() + device().execs.size() +
                           device().device_memory.size() + device().host_memory.size() +
                           device().registered.size());
 }
@@ -403,6 +532,9 @@ void fakeGpuReset() {
   device().capability = 90;
   device().room = std::size_t(1) << 40;
   device().error = 0;
+  device().kernels = nullptr;
+  device().capture = FakeCapture::kRight;
+  device().captures = device().launches = 0;
 }
 
 }  // extern "C"

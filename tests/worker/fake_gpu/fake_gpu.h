@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 
 // A CUDA runtime, an NCCL and a cuBLASLt without a GPU, as one library that tests open by dlopen:
 // it exports the functions of all under their own names, and these. Streams are threads, memory is
@@ -59,6 +60,21 @@ enum class FakeProducts : int {
   kBadState,   // Of what is found.
 };
 
+enum class FakeCapture : int {
+  kRight,
+  kCannotBegin,
+  kRefusesWork,  // The first kernel fails, and with it the capture.
+  kCannotEnd,
+  kCannotInstantiate,
+};
+
+struct FakeDim3 {
+  unsigned x, y, z;
+};
+// What a kernel does with what its arguments are as it is asked.
+using FakeKernels = std::function<void()> (*)(const void* kernel, FakeDim3 blocks, FakeDim3 threads,
+                                              void** arguments, std::size_t block_bytes);
+
 extern "C" {
 void fakeGpuReset();                           // Before each test; all streams have ended.
 void fakeGpuSetDevices(int count, int error);  // What cudaGetDeviceCount says.
@@ -67,6 +83,11 @@ void fakeGpuSetRuntime(int version);           // CUDA's, as 13000.
 void fakeGpuSetDriver(int version);            // CUDA's that it knows; 0: there is none.
 void fakeGpuSetCapability(int capability);     // Of all devices: 90 is 9.0.
 void fakeGpuSetMemory(std::size_t bytes);      // All that may be allocated.
+void fakeGpuSetKernels(FakeKernels kernels);   // Null: there are none.
+void fakeGpuPlayCapture(FakeCapture capture);
+int fakeGpuCaptures();                         // So many were begun since this was asked.
+int fakeGpuGraphLaunches();                    // Likewise.
+void fakeGpuSayGraphs();                       // Prints that one is launched, the first time.
 void fakeNcclSetVersion(int version);          // Of what is opened from here on.
 void fakeNcclPlay(const FakeScript* script);   // Of this process; null: nothing.
 void fakeNcclRelease();                        // Whatever hangs for ever ends.

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/worker/fake_gpu/fake_gpu.h"
 
@@ -25,11 +26,19 @@ struct Instance {  // Of an event's record.
   std::atomic<bool> over{false};
 };
 
+struct Graph {
+  std::vector<std::function<void()>> work;
+};
+
 class Stream {
  public:
   explicit Stream(int device);
   ~Stream();
   void Push(std::function<void()> work);
+  // What is pushed from here on is kept; none that is kept already is begun anew. End: null where
+  // nothing was.
+  bool BeginCapture();
+  std::unique_ptr<Graph> EndCapture();
   void Fail(int error) { error_ = error; }
   int error() const { return error_; }
   int device() const { return device_; }
@@ -42,6 +51,7 @@ class Stream {
   std::deque<std::function<void()>> work_;
   std::atomic<int> error_{0};
   bool stop_ = false;
+  std::unique_ptr<Graph> captured_;
   std::thread thread_;
 };
 

@@ -38,6 +38,14 @@ class FakeGpu {
     Bind("cudaEventRecord", cuda_.event_record);
     Bind("cudaEventQuery", cuda_.event_query);
     Bind("cudaEventDestroy", cuda_.event_destroy);
+    Bind("cudaStreamBeginCapture", cuda_.stream_begin_capture);
+    Bind("cudaStreamEndCapture", cuda_.stream_end_capture);
+    Bind("cudaGraphInstantiate", cuda_.graph_instantiate);
+    Bind("cudaGraphLaunch", cuda_.graph_launch);
+    Bind("cudaGraphDestroy", cuda_.graph_destroy);
+    Bind("cudaGraphExecDestroy", cuda_.graph_exec_destroy);
+    Bind("cudaFuncSetAttribute", cuda_.func_set_attribute);
+    Bind("cudaLaunchKernel", cuda_.launch_kernel);
     Bind("cudaGetErrorString", cuda_.get_error_string);
     Bind("fakeGpuSetDevices", set_devices);
     Bind("fakeGpuAbortOnRefusal", abort_on_refusal);
@@ -45,6 +53,11 @@ class FakeGpu {
     Bind("fakeGpuSetDriver", set_driver);
     Bind("fakeGpuSetCapability", set_capability);
     Bind("fakeGpuSetMemory", set_memory);
+    Bind("fakeGpuSetKernels", set_kernels);
+    Bind("fakeGpuPlayCapture", play_capture);
+    Bind("fakeGpuCaptures", captures);
+    Bind("fakeGpuSayGraphs", say_graphs);
+    Bind("fakeGpuGraphLaunches", graph_launches);
     Bind("fakeNcclSetVersion", set_version);
     Bind("fakeNcclPlay", play);
     Bind("fakeNcclRelease", release);
@@ -83,6 +96,11 @@ class FakeGpu {
   decltype(&fakeGpuSetDriver) set_driver = nullptr;
   decltype(&fakeGpuSetCapability) set_capability = nullptr;
   decltype(&fakeGpuSetMemory) set_memory = nullptr;
+  decltype(&fakeGpuSetKernels) set_kernels = nullptr;
+  decltype(&fakeGpuPlayCapture) play_capture = nullptr;
+  decltype(&fakeGpuCaptures) captures = nullptr;
+  decltype(&fakeGpuSayGraphs) say_graphs = nullptr;
+  decltype(&fakeGpuGraphLaunches) graph_launches = nullptr;
   decltype(&fakeNcclSetVersion) set_version = nullptr;
   decltype(&fakeNcclPlay) play = nullptr;
   decltype(&fakeNcclRelease) release = nullptr;

@@ -46,24 +46,26 @@ const absl::StatusOr<CudaStream*>& Gpu() {
   return stream;
 }
 
-absl::Status RunOnGpu(const void* kernel, const Geometry& geometry, void** arguments) {
+absl::Status RunOnGpu(const void* kernel, const Geometry& geometry,
+                      std::span<const std::byte> argument) {
   const absl::StatusOr<CudaStream*>& stream = Gpu();
   if (!stream.ok()) return stream.status();
   const auto number = [](std::int64_t n) { return static_cast<unsigned>(n); };
   (*stream)->Launch(kernel, {number(geometry.blocks), number(geometry.blocks_y), 1},
                     {number(geometry.threads), number(geometry.threads_y), 1}, geometry.block_bytes,
-                    arguments);
+                    argument);
   return (*stream)->Await();
 }
 
 }  // namespace
 
-void PutOnStream(Stream& stream, const void* kernel, const Geometry& geometry, void** arguments) {
+void PutOnStream(Stream& stream, const void* kernel, const Geometry& geometry,
+                 std::span<const std::byte> argument) {
   if (geometry.blocks == 0 || geometry.blocks_y == 0) return;
   if (geometry.blocks > kMostBlocks || geometry.blocks_y > kMostBlocksY)
     return Refuse(stream, "a tensor is too large for one launch on a GPU");
-  // At once, as streams of HostCompute do: the arguments are the caller's.
-  stream.Run([&] { return RunOnGpu(kernel, geometry, arguments); });
+  // At once, as streams of HostCompute do: the argument is the caller's.
+  stream.Run([&] { return RunOnGpu(kernel, geometry, argument); });
 }
 
 void ZeroOnStream(Stream& stream, void* to, std::size_t bytes) { stream.Zero(to, bytes); }

@@ -53,8 +53,16 @@ void MultiplyAdd(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, s
 
 template <typename Args>
 void LaunchKernel(const Launch& launch, void (*kernel)(Args), const Geometry& geometry, Args args) {
-  launch.stream.Run(
-      [kernel, geometry, args] { return gpu_emulator::RunGrid(geometry, [&] { kernel(args); }); });
+#if __has_builtin(__builtin_clear_padding)
+  __builtin_clear_padding(&args);
+#endif
+  static constexpr gpu_emulator::KernelType kType = {
+      sizeof(Args), [](const void* code, const Geometry& grid, const void* argument) {
+        const auto run = reinterpret_cast<void (*)(Args)>(const_cast<void*>(code));
+        return gpu_emulator::RunGrid(grid, [&] { run(*static_cast<const Args*>(argument)); });
+      }};
+  gpu_emulator::PutOnStream(launch.stream, reinterpret_cast<const void*>(kernel), kType, geometry,
+                            &args);
 }
 
 }  // namespace regroup::worker::cuda

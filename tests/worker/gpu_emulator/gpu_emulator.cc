@@ -3,7 +3,11 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <string>
@@ -313,6 +317,58 @@ absl::Status RunGrid(const cuda::Geometry& geometry, const std::function<void()>
   }
   g_block = nullptr;
   return status;
+}
+
+namespace {
+
+// Kernels that were put on a stream, and what their arguments are.
+struct KnownKernels {
+  std::mutex mutex;
+  std::map<const void*, const KernelType*> types;
+};
+KnownKernels& Known() {
+  static KnownKernels known;
+  return known;
+}
+std::atomic<bool> g_by_runtime = false;
+
+std::vector<std::byte> CopyOf(const void* argument, std::size_t bytes) {
+  const auto* first = static_cast<const std::byte*>(argument);
+  return {first, first + bytes};
+}
+
+}  // namespace
+
+void LaunchByRuntime() { g_by_runtime = true; }
+
+void PutOnStream(Stream& stream, const void* kernel, const KernelType& type,
+                 const cuda::Geometry& geometry, const void* argument) {
+  auto* const on = g_by_runtime ? dynamic_cast<CudaStream*>(&stream) : nullptr;
+  if (on == nullptr) {
+    return stream.Run([run = type.run, kernel, geometry, own = CopyOf(argument, type.bytes)] {
+      return run(kernel, geometry, own.data());
+    });
+  }
+  {
+    const std::scoped_lock lock(Known().mutex);
+    Known().types[kernel] = &type;
+  }
+  if (geometry.blocks == 0 || geometry.blocks_y == 0) return;
+  const auto number = [](std::int64_t n) { return static_cast<unsigned>(n); };
+  on->Launch(kernel, {number(geometry.blocks), number(geometry.blocks_y), 1},
+             {number(geometry.threads), number(geometry.threads_y), 1}, geometry.block_bytes,
+             {static_cast<const std::byte*>(argument), type.bytes});
+}
+
+std::function<void()> WorkOfKernel(const void* kernel, const cuda::Geometry& geometry,
+                                   const void* argument) {
+  const std::scoped_lock lock(Known().mutex);
+  const KernelType& type = *Known().types.at(kernel);
+  return [&type, kernel, geometry, own = CopyOf(argument, type.bytes)] {
+    const absl::Status status = type.run(kernel, geometry, own.data());
+    if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+    CHECK(status.ok());
+  };
 }
 
 const Index& ThreadIndex() { return g_block->current().index; }

@@ -36,6 +36,20 @@ struct Place {
 // others that never came, or the geometry is none that every GPU since sm_80 can run.
 absl::Status RunGrid(const cuda::Geometry& geometry, const std::function<void()>& kernel);
 
+// A kernel of one argument of `bytes`, as code that does not know its type calls it.
+struct KernelType {
+  std::size_t bytes;
+  absl::Status (*run)(const void* kernel, const cuda::Geometry& geometry, const void* argument);
+};
+// Puts it on the stream as what CUDA launches, where the runtime below it launches kernels by
+// WorkOfKernel, else as what the host calls.
+void PutOnStream(Stream& stream, const void* kernel, const KernelType& type,
+                 const cuda::Geometry& geometry, const void* argument);
+// What a kernel does that was put on a stream before; ends the process where it breaks a rule.
+std::function<void()> WorkOfKernel(const void* kernel, const cuda::Geometry& geometry,
+                                   const void* argument);
+void LaunchByRuntime();  // From here on.
+
 // What CUDA's words mean; REQUIRES: called inside of RunGrid.
 const Index& ThreadIndex();
 const Index& BlockIndex();

@@ -422,30 +422,37 @@ TYPED_TEST(ShortNumbers, TheOrderOfWarpsChangesNoBitOfTensorCores) {
 }
 #endif
 
-// Not so: numbers that cannot be read eight at a time, which lie as they like.
+// Not so: numbers that cannot be read eight at a time, which lie as they like, and wide heads.
 TYPED_TEST(ShortNumbers, AttentionBesideTensorCores) {
   using T = TypeParam;
-  const AttentionShape s{1, 65, 1, 16};
-  const std::int64_t wide = 65 * 16;
-  auto qkv = this->Some("qkv", 3 * wide + 1);
-  std::vector<T> out(Size(wide + 1)), twin_out(Size(wide)), dqkv(Size(3 * wide + 1)),
-      dout = out, twin_dqkv(Size(3 * wide));
-  for (T& number : dout) number = T(1.0f);
-  std::vector<float> lse(65), twin_lse(65), scratch(Size(AttentionElements(s)));
-  const KernelTable<T>& table = CudaKernels<T>();
-  table.attention_forward(this->host_.On(), {s, qkv.data() + 1, out.data() + 1, lse.data()});
-  ReferenceKernels<T>().attention_forward(this->host_.On(),
-                                          {s, qkv.data() + 1, twin_out.data(), twin_lse.data()});
-  out.erase(out.begin());
-  this->ExpectRoundedAlike(out, twin_out);
-  table.attention_backward(
-      this->host_.On(scratch.data()),
-      {s, qkv.data() + 1, twin_out.data(), twin_lse.data(), dout.data(), dqkv.data() + 1});
-  ReferenceKernels<T>().attention_backward(
-      this->host_.On(),
-      {s, qkv.data() + 1, twin_out.data(), twin_lse.data(), dout.data(), twin_dqkv.data()});
-  dqkv.erase(dqkv.begin());
-  this->ExpectRoundedAlike(dqkv, twin_dqkv);
+  struct Case {
+    std::int64_t head_width, qkv_at, out_at, dout_at, dqkv_at;  // How far from such an address.
+  };
+  for (const Case& c : {Case{16, 1, 1, 1, 1},
+                        {16, 4, 4, 4, 4},
+                        {16, 0, 2, 2, 0},
+                        {16, 0, 2, 0, 2},
+                        {136, 0, 0, 0, 0}}) {
+    SCOPED_TRACE(testing::Message() << c.head_width << " " << c.qkv_at << " " << c.dqkv_at);
+    const AttentionShape s{1, 65, 1, c.head_width};
+    const std::int64_t wide = 65 * c.head_width;
+    const auto room = [](std::int64_t numbers) { return std::vector<T>(Size(numbers + 8)); };
+    const auto qkv = this->Some("qkv", 3 * wide + 8), dout = this->Some("dout", wide + 8);
+    std::vector<T> out = room(wide), twin_out = out, dqkv = room(3 * wide), twin_dqkv = dqkv;
+    std::vector<float> lse(65), twin_lse(65), scratch(Size(AttentionElements(s)));
+    const auto on = this->host_.On(scratch.data());
+    const KernelTable<T>&table = CudaKernels<T>(), &twin = ReferenceKernels<T>();
+    const T *at = qkv.data() + c.qkv_at, *dout_at = dout.data() + c.dout_at;
+    table.attention_forward(on, {s, at, out.data() + c.out_at, lse.data()});
+    twin.attention_forward(on, {s, at, twin_out.data() + c.out_at, twin_lse.data()});
+    this->ExpectRoundedAlike(out, twin_out);
+    out = twin_out;
+    table.attention_backward(
+        on, {s, at, out.data() + c.out_at, twin_lse.data(), dout_at, dqkv.data() + c.dqkv_at});
+    twin.attention_backward(
+        on, {s, at, out.data() + c.out_at, twin_lse.data(), dout_at, twin_dqkv.data() + c.dqkv_at});
+    this->ExpectRoundedAlike(dqkv, twin_dqkv);
+  }
 }
 #endif
 

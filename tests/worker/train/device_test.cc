@@ -69,6 +69,30 @@ TEST_F(DeviceTest, AGpuTrainsAsTheCpuDoesUnderEveryStrategy) {
   }
 }
 
+// What comes again in each step comes as graphs from the third on, unless it shall not or CUDA
+// cannot: the same bits.
+TEST_F(DeviceTest, GraphsChangeNoBit) {
+  const auto train = [&](const std::string& name, std::vector<std::string> more,
+                         std::map<std::string, std::string> environment) {
+    RunOptions options{.flags = Flags(name), .program = kWorker};
+    options.environment = std::move(environment);
+    options.environment["FAKE_GPU_CUBLASLT"] = "130100";
+    options.flags.insert(options.flags.end(), more.begin(), more.end());
+    Group group(*this, 2, options);
+    for (const int code : group.WaitAll()) EXPECT_EQ(code, 0) << group.Output(0);
+    return group.Output(0).find("fake GPU: a graph\n") != std::string::npos;
+  };
+  for (const char* precision : {"f32", "bf16"}) {
+    const std::string on = absl::StrCat("on-", precision), off = absl::StrCat("off-", precision),
+                      fails = absl::StrCat("fails-", precision);
+    EXPECT_TRUE(train(on, {"--precision", precision}, {}));
+    EXPECT_FALSE(train(off, {"--precision", precision, "--cuda-graphs", "off"}, {}));
+    EXPECT_FALSE(train(fails, {"--precision", precision}, {{"FAKE_GPU_CAPTURE", "2"}}));
+    EXPECT_EQ(Difference(NewestState(on), NewestState(off)), 0);
+    EXPECT_EQ(Difference(NewestState(on), NewestState(fails)), 0);
+  }
+}
+
 // Gradients of 16 bits are as good as they can be: AdamW's steps are what their signs say.
 TEST_F(DeviceTest, AGpuTakesShortNumbersWhereItMayChoose) {
   TrainOn(REGROUP_WORKER, 1, "cpu", {"--precision", "bf16"});

@@ -220,6 +220,7 @@ TEST_F(TrainConfigTest, WhatIsWrongIsNamed) {
        "3.38e+18 parameters"},
       {{"--data", "x", "word"}, "word"},
       {{"--data", "x", "--kernels", "sse"}, "--kernels"},
+      {{"--data", "x", "--cuda-graphs", "yes"}, "\"yes\" is not accepted"},
       {{"--data", "x", "--strategy", "zero-4"}, "ddp, zero-1, zero-2 and zero-3 are"},
       {{"--data", "x", "--precision", "fp8"}, "f32, bf16, f16 and auto are"},
       {{"--data", "x", "--reduce-type", "f16"}, "f32 and bf16 are"},

@@ -1,0 +1,53 @@
+#include "worker/cuda/repeats.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace regroup::worker {
+namespace {
+
+// The first time a kernel is loaded, which no capture may do; the second shows that it repeats.
+constexpr int kTimesBefore = 2;
+
+}  // namespace
+
+Repeats::Repeats(const CudaApi& api, bool makes)
+    : api_(api), makes_(makes && api.stream_begin_capture != nullptr) {}
+
+Repeats::~Repeats() {
+  for (const auto& [likeness, exec] : graphs_) (void)api_.graph_exec_destroy(exec);
+}
+
+CudaExecHandle Repeats::Find(CudaStreamHandle stream, const std::string& likeness,
+                             const std::vector<Piece>& pieces) {
+  if (pieces.size() < 2 || !makes_) return nullptr;
+  if (const auto known = graphs_.find(likeness); known != graphs_.end()) return known->second;
+  if (graphs_.size() >= kMostGraphs) return nullptr;
+  if (seen_.size() >= kMostSeen) seen_.clear();
+  const auto seen = seen_.emplace(likeness, 0).first;
+  if (seen->second++ < kTimesBefore) return nullptr;
+  seen_.erase(seen);
+  CudaExecHandle exec = Make(stream, pieces);
+  if (exec == nullptr) {
+    makes_ = false;
+  } else {
+    graphs_.emplace(likeness, exec);
+  }
+  return exec;
+}
+
+CudaExecHandle Repeats::Make(CudaStreamHandle stream, const std::vector<Piece>& pieces) {
+  if (api_.stream_begin_capture(stream, kCudaStreamCaptureThreadLocal) != kCudaSuccess)
+    return nullptr;
+  const bool put = std::all_of(pieces.begin(), pieces.end(),
+                               [](const Piece& piece) { return piece.put().ok(); });
+  CudaGraphHandle graph = nullptr;
+  const bool ended = api_.stream_end_capture(stream, &graph) == kCudaSuccess;
+  CudaExecHandle exec = nullptr;
+  const bool made = put && ended && graph != nullptr &&
+                    api_.graph_instantiate(&exec, graph, /*flags=*/0) == kCudaSuccess;
+  if (graph != nullptr) (void)api_.graph_destroy(graph);
+  return made ? exec : nullptr;
+}
+
+}  // namespace regroup::worker
