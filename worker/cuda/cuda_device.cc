@@ -149,9 +149,9 @@ CudaStream::~CudaStream() {
   if (handle_ != nullptr) (void)api_.stream_destroy(handle_);
 }
 
-bool CudaStream::KeepRoom(std::uint64_t begun) {
-  if (begun < marked_ + kMostAhead / 2) return progress_->failure().ok();
-  Submit();  // What is recorded as begun has to be on the stream.
+bool CudaStream::KeepRoom(std::uint64_t begun, std::uint64_t more) {
+  CHECK(deferred_.empty());  // What is recorded as begun has to be on the stream.
+  if (begun + more < marked_ + kMostAhead / 2) return progress_->failure().ok();
   const std::uint64_t before = std::exchange(marked_, begun);
   progress_->Record(handle_, begun);
   for (Patience patience; progress_->failure().ok() && !progress_->IsOver(before);) patience.Wait();
@@ -164,7 +164,10 @@ bool CudaStream::MakeRoom() {
 }
 
 void CudaStream::Put(const std::string& likeness, Repeats::Piece piece) {
-  if (!KeepRoom(Stream::Record().work)) return;
+  // Not between pieces: where they are cut decides what comes again.
+  if (deferred_.empty() ? !KeepRoom(Stream::Record().work, kMostDeferred)
+                        : !progress_->failure().ok())
+    return;
   NextPiece();
   likeness_ += likeness;
   deferred_.push_back(std::move(piece));
@@ -172,7 +175,7 @@ void CudaStream::Put(const std::string& likeness, Repeats::Piece piece) {
 }
 
 void CudaStream::Defer(const std::string& likeness, std::function<absl::Status()> put) {
-  Put(LikenessOf('p') + likeness, {std::move(put), /*of_cuda=*/false});
+  Put(LikenessOf('p', likeness.size()) + likeness, {std::move(put), /*of_cuda=*/false});
 }
 
 void CudaStream::Submit() {
@@ -180,8 +183,7 @@ void CudaStream::Submit() {
   const auto pieces = std::exchange(deferred_, {});
   const std::string likeness = std::exchange(likeness_, {});
   if (!progress_->failure().ok()) return;
-  if (CudaExecHandle graph = repeats_.Find(handle_, likeness, pieces))
-    return Check(api_.graph_launch(graph, handle_), "cudaGraphLaunch");
+  if (repeats_.Launch(handle_, likeness, pieces)) return;
   for (const Repeats::Piece& piece : pieces) {
     absl::Status status = piece.put();
     if (status.ok()) continue;

@@ -100,7 +100,7 @@ class CudaStream final : public Stream {
   // comes as one that differs.
   void Launch(const void* kernel, CudaDim3 blocks, CudaDim3 threads, std::size_t block_bytes,
               std::span<const std::byte> argument);
-  // Work of another library on handle(), whose failure is the stream's; see Repeats::Find.
+  // Work of another library on handle(), whose failure is the stream's; see Repeats::Launch.
   void Defer(const std::string& likeness, std::function<absl::Status()> put);
   void Submit() override;
   Event Record() override;
@@ -124,8 +124,8 @@ class CudaStream final : public Stream {
   void Put(const std::string& likeness, Repeats::Piece piece);
   void Begin(std::function<absl::Status()> work) override;
   void Check(int error, const char* call);
-  // `begun`: so many pieces are on handle().
-  bool KeepRoom(std::uint64_t begun);
+  // `begun`: so many pieces are on handle(), and there is to be room for one, and so many more.
+  bool KeepRoom(std::uint64_t begun, std::uint64_t more = 0);
 
   const CudaApi& api_;
   std::uint64_t marked_ = 0;  // So many pieces had begun when it was last looked for room.

@@ -18,11 +18,20 @@ Repeats::~Repeats() {
   for (const auto& [likeness, exec] : graphs_) (void)api_.graph_exec_destroy(exec);
 }
 
+bool Repeats::Launch(CudaStreamHandle stream, const std::string& likeness,
+                     const std::vector<Piece>& pieces) {
+  if (pieces.size() < 2 || !launches_) return false;
+  CudaExecHandle exec = Find(stream, likeness, pieces);
+  if (exec == nullptr) return false;
+  launches_ = api_.graph_launch(exec, stream) == kCudaSuccess;
+  return launches_;
+}
+
 CudaExecHandle Repeats::Find(CudaStreamHandle stream, const std::string& likeness,
                              const std::vector<Piece>& pieces) {
-  if (pieces.size() < 2 || !makes_) return nullptr;
   if (const auto known = graphs_.find(likeness); known != graphs_.end()) return known->second;
-  if (graphs_.size() >= kMostGraphs) return nullptr;
+  if (!makes_ || graphs_.size() >= kMostGraphs) return nullptr;
+  if (seen_.size() >= kMostSeen) std::erase_if(seen_, [](const auto& s) { return s.second == 1; });
   if (seen_.size() >= kMostSeen) seen_.clear();
   const auto seen = seen_.emplace(likeness, 0).first;
   if (seen->second++ < kTimesBefore) return nullptr;

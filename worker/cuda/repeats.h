@@ -29,21 +29,25 @@ class Repeats {
   Repeats(const Repeats&) = delete;
   Repeats& operator=(const Repeats&) = delete;
 
-  // The graph of these pieces, if they came twice before: a launch of it does what they do. Null:
-  // put each. Where CUDA cannot make one, none is made any more. `likeness`: equal ones of this
+  // Launches these pieces as a graph, if they came twice before. False: nothing was put, each is to
+  // be. Where CUDA cannot make a graph none is made any more, and where it cannot launch one none
+  // is launched: for one it may need memory that there is not. `likeness`: equal ones of this
   // process mean equal work.
-  CudaExecHandle Find(CudaStreamHandle stream, const std::string& likeness,
-                      const std::vector<Piece>& pieces);
+  bool Launch(CudaStreamHandle stream, const std::string& likeness,
+              const std::vector<Piece>& pieces);
 
-  // As many graphs are kept; and so many likenesses of what came once, some of which never come
-  // again, as an optimizer's steps.
+  // As many graphs are kept; and so many likenesses of what came once or twice. Of those, what came
+  // once goes first: an optimizer's steps never come again.
   static constexpr std::size_t kMostGraphs = 1024, kMostSeen = 1024;
 
  private:
+  // Null: not yet, or no more.
+  CudaExecHandle Find(CudaStreamHandle stream, const std::string& likeness,
+                      const std::vector<Piece>& pieces);
   CudaExecHandle Make(CudaStreamHandle stream, const std::vector<Piece>& pieces);
 
   const CudaApi& api_;
-  bool makes_;
+  bool makes_, launches_ = true;
   std::unordered_map<std::string, CudaExecHandle> graphs_;
   std::unordered_map<std::string, int> seen_;  // How often.
 };

@@ -42,7 +42,9 @@ void LaunchKernel(const Launch& launch, void (*kernel)(Args), const Geometry& ge
 #if defined(__CUDACC__)
 template <typename Args>
 void LaunchKernel(const Launch& launch, void (*kernel)(Args), const Geometry& geometry, Args args) {
+#if __has_builtin(__builtin_clear_padding)
   __builtin_clear_padding(&args);  // Equal arguments are equal bytes (CudaStream::Launch).
+#endif
   PutOnStream(launch.stream, reinterpret_cast<const void*>(kernel), geometry,
               std::as_bytes(std::span(&args, 1)));
 }

@@ -331,8 +331,8 @@ class GraphsTest : public CudaDeviceTest {
     bytes_ = memory_.Take<std::byte>(1024).data();
   }
   void Add(int number, std::size_t block_bytes = 0) {
-    AddTo add{&seen_, number};
-    __builtin_memset(&add, 0, sizeof add);
+    AddTo add;
+    std::memset(static_cast<void*>(&add), 0, sizeof add);  // Also what lies behind its number.
     add.seen = &seen_, add.number = number;
     cuda::PutOnStream(*stream_, &seen_, {.blocks = 1, .threads = 1, .block_bytes = block_bytes},
                       std::as_bytes(std::span(&add, 1)));
@@ -446,8 +446,9 @@ TEST_F(GraphsTest, WhatIsPutOffHasABound) {
 }
 
 TEST_F(GraphsTest, WhereThereCanBeNoneEachComesByItself) {
-  for (const FakeCapture fails : {FakeCapture::kCannotBegin, FakeCapture::kRefusesWork,
-                                  FakeCapture::kCannotEnd, FakeCapture::kCannotInstantiate}) {
+  for (const FakeCapture fails :
+       {FakeCapture::kCannotBegin, FakeCapture::kRefusesWork, FakeCapture::kCannotEnd,
+        FakeCapture::kCannotInstantiate, FakeCapture::kCannotLaunch}) {
     stream_ = std::make_unique<CudaStream>(gpu_.cuda());
     gpu_.play_capture(fails);
     for (int step = 0; step < 6; ++step) {
@@ -458,21 +459,105 @@ TEST_F(GraphsTest, WhereThereCanBeNoneEachComesByItself) {
     EXPECT_EQ(gpu_.captures(), fails == FakeCapture::kCannotBegin ? 0 : 1);  // It is not tried on.
   }
   gpu_.play_capture(FakeCapture::kRight);
-  stream_ = std::make_unique<CudaStream>(gpu_.cuda(), nullptr, Arena(), /*graphs=*/false);
-  for (int step = 0; step < 4; ++step) Step(7);
-  EXPECT_EQ(Seen().size(), 12u);
-  EXPECT_EQ(gpu_.captures(), 0);
+  CudaApi lacks = gpu_.cuda();
+  lacks.stream_begin_capture = nullptr;
+  for (const bool graphs : {false, true}) {
+    stream_ = std::make_unique<CudaStream>(graphs ? lacks : gpu_.cuda(), nullptr, Arena(), graphs);
+    for (int step = 0; step < 4; ++step) Step(7);
+    EXPECT_EQ(Seen().size(), 12u);
+    EXPECT_EQ(gpu_.captures(), 0);
+    stream_ = nullptr;
+  }
 }
 
-TEST_F(GraphsTest, NeitherWhatCameOnceNorGraphsGrowWithoutBound) {
-  const int live = gpu_.live();
-  for (int i = 0; i < 3 * static_cast<int>(Repeats::kMostSeen); ++i) Step(10 * i);
-  for (int i = 0; i < 40; ++i) {
-    for (int step = 0; step < 3; ++step) Step(10 * i);
+// Graphs that work go on where another one cannot be made.
+TEST_F(GraphsTest, WhatCannotBeMadeLeavesTheOthers) {
+  for (int step = 0; step < 3; ++step) Step(7);
+  gpu_.play_capture(FakeCapture::kCannotEnd);
+  for (int step = 0; step < 3; ++step) Step(8);
+  gpu_.play_capture(FakeCapture::kRight);
+  EXPECT_EQ(Seen().size(), 18u);
+  EXPECT_EQ(gpu_.graph_launches(), 1);
+  Step(7);
+  Step(8);
+  EXPECT_EQ(Seen(), (std::vector<int>{7, 8, 9, 8, 9, 10}));
+  EXPECT_EQ(gpu_.graph_launches(), 1);
+}
+
+// However many pieces a step has, it is cut in the same places: its room is looked for in between.
+TEST_F(GraphsTest, ALongTrainingHasTheGraphsOfItsThirdStep) {
+  for (int step = 0; step < 100; ++step) {
+    Step(1, 6);
+    Step(7, 4);
   }
-  EXPECT_EQ(Seen().size(), 3 * (3 * Repeats::kMostSeen + 120));
-  EXPECT_EQ(gpu_.captures(), 40);
-  EXPECT_LE(gpu_.live(), live + 50);
+  EXPECT_EQ(Seen().size(), 1000u);
+  EXPECT_EQ(gpu_.captures(), 2);
+  EXPECT_EQ(gpu_.graph_launches(), 196);
+}
+
+// Each of these, alone, makes of two pieces others than they were.
+TEST_F(GraphsTest, EverythingThatMattersIsCompared) {
+  static const int kOne = 0, kOther = 0;
+  struct Segment {
+    const int* kernel = &kOne;
+    int blocks = 1, blocks_y = 1, threads = 1, threads_y = 1, number = 1;
+    std::size_t block_bytes = 0, zero_at = 0, zero_bytes = 64;
+    bool zeroes_first = false;
+  };
+  const auto put = [&](const Segment& s) {
+    AddTo add;
+    std::memset(static_cast<void*>(&add), 0, sizeof add);
+    add.seen = &seen_, add.number = s.number;
+    if (s.zeroes_first) stream_->Zero(bytes_ + s.zero_at, s.zero_bytes);
+    cuda::PutOnStream(*stream_, s.kernel,
+                      {.blocks = s.blocks,
+                       .blocks_y = s.blocks_y,
+                       .threads = s.threads,
+                       .threads_y = s.threads_y,
+                       .block_bytes = s.block_bytes},
+                      std::as_bytes(std::span(&add, 1)));
+    if (!s.zeroes_first) stream_->Zero(bytes_ + s.zero_at, s.zero_bytes);
+    stream_->Submit();
+  };
+  std::vector<Segment> others(10);
+  others[0].kernel = &kOther;
+  others[1].blocks = others[2].blocks_y = others[3].threads = others[4].threads_y = 2;
+  others[5].number = 2;
+  others[6].block_bytes = 8;
+  others[7].zero_at = 64;
+  others[8].zero_bytes = 128;
+  others[9].zeroes_first = true;
+  for (int step = 0; step < 2; ++step) put({});
+  for (const Segment& other : others) put(other);
+  EXPECT_EQ(Seen().size(), 12u);
+  EXPECT_EQ(gpu_.captures(), 0);
+  put({});
+  EXPECT_EQ(Seen().size(), 1u);
+  EXPECT_EQ(gpu_.captures(), 1);
+}
+
+// Beside much that never comes again, what does is found in the end.
+TEST_F(GraphsTest, WhatComesOnceHoldsNothingUp) {
+  int other = 1'000'000;
+  for (int step = 0; step < 12; ++step) {
+    for (int i = 0; i < 300; ++i) {
+      Step(10 * i);
+      for (int once = 0; once < 2; ++once) Step(other += 10);
+    }
+  }
+  EXPECT_EQ(Seen().size(), 3u * 12 * 900);
+  EXPECT_EQ(gpu_.captures(), 300);
+}
+
+TEST_F(GraphsTest, GraphsHaveABound) {
+  const int live = gpu_.live(), most = static_cast<int>(Repeats::kMostGraphs);
+  for (int i = 0; i < most + 10; ++i) {
+    for (int step = 0; step < 4; ++step) Step(10 * i);
+  }
+  EXPECT_EQ(Seen().size(), 12 * (Repeats::kMostGraphs + 10));
+  EXPECT_EQ(gpu_.captures(), most);
+  EXPECT_EQ(gpu_.graph_launches(), 2 * most);
+  EXPECT_LE(gpu_.live(), live + most + 10);
   stream_ = nullptr;
   EXPECT_LE(gpu_.live(), live);
 }

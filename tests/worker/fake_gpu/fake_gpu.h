@@ -66,6 +66,7 @@ enum class FakeCapture : int {
   kRefusesWork,  // The first kernel fails, and with it the capture.
   kCannotEnd,
   kCannotInstantiate,
+  kCannotLaunch,
 };
 
 struct FakeDim3 {

@@ -64,6 +64,12 @@ void PutOnStream(Stream& stream, const void* kernel, const Geometry& geometry,
   if (geometry.blocks == 0 || geometry.blocks_y == 0) return;
   if (geometry.blocks > kMostBlocks || geometry.blocks_y > kMostBlocksY)
     return Refuse(stream, "a tensor is too large for one launch on a GPU");
+  if (auto* const own = dynamic_cast<CudaStream*>(&stream)) {
+    const auto number = [](std::int64_t n) { return static_cast<unsigned>(n); };
+    return own->Launch(kernel, {number(geometry.blocks), number(geometry.blocks_y), 1},
+                       {number(geometry.threads), number(geometry.threads_y), 1},
+                       geometry.block_bytes, argument);
+  }
   // At once, as streams of HostCompute do: the argument is the caller's.
   stream.Run([&] { return RunOnGpu(kernel, geometry, argument); });
 }
@@ -71,6 +77,8 @@ void PutOnStream(Stream& stream, const void* kernel, const Geometry& geometry,
 void ZeroOnStream(Stream& stream, void* to, std::size_t bytes) { stream.Zero(to, bytes); }
 
 bool MultiplyByLibrary(Stream& stream, const MatrixProduct& product) {
+  if (auto* const own = dynamic_cast<CudaStream*>(&stream))
+    return own->products() != nullptr && own->products()->Multiply(*own, product);
   if (!Gpu().ok() || (*Gpu())->products() == nullptr) return false;
   bool has_way = false;
   stream.Run([&] {

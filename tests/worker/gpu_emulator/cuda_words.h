@@ -35,20 +35,23 @@ Number* BlockMemory() {
   return static_cast<Number*>(gpu_emulator::MemoryOfBlock());
 }
 
-inline void LoadBlocks(std::uint32_t (&blocks)[4], const void* row) {
-  gpu_emulator::LoadBlocks(blocks, row, false, {__FILE__, __LINE__});
+// The line is the caller's.
+inline void LoadBlocks(std::uint32_t (&blocks)[4], const void* row, int line = __builtin_LINE()) {
+  gpu_emulator::LoadBlocks(blocks, row, false, {__FILE__, line});
 }
-inline void LoadTransposedBlocks(std::uint32_t (&blocks)[4], const void* row) {
-  gpu_emulator::LoadBlocks(blocks, row, true, {__FILE__, __LINE__});
+inline void LoadTransposedBlocks(std::uint32_t (&blocks)[4], const void* row,
+                                 int line = __builtin_LINE()) {
+  gpu_emulator::LoadBlocks(blocks, row, true, {__FILE__, line});
 }
 template <typename T>
-void MultiplyAdd(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+void MultiplyAdd(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
+                 int line = __builtin_LINE()) {
   constexpr auto kWiden = [](std::uint16_t bits) -> float {
     T number;
     number.bits = bits;
     return number;
   };
-  gpu_emulator::MultiplyAdd(c, a, b0, b1, kWiden, {__FILE__, __LINE__});
+  gpu_emulator::MultiplyAdd(c, a, b0, b1, kWiden, {__FILE__, line});
 }
 
 template <typename Args>

@@ -181,6 +181,17 @@ TEST_F(GpuEmulatorTest, TensorCoresAreOfTheWholeWarp) {
                         (void)__shfl_xor_sync(kAll, 1, 1);
                       }),
               "thread (0, 0) waits at", "thread (7, 0) waits at");
+  // Of two products each lane is in the same one.
+  ExpectStuck(RunGrid({.blocks = 1, .threads = 32},
+                      [] {
+                        float c[4] = {};
+                        if (threadIdx.x == 7) {
+                          cuda::MultiplyAdd<BFloat16>(c, {0, 0, 0, 0}, 0, 0);
+                        } else {
+                          cuda::MultiplyAdd<BFloat16>(c, {0, 0, 0, 0}, 0, 0);
+                        }
+                      }),
+              "thread (0, 0) waits at", "thread (7, 0) waits at");
 }
 
 TEST_F(GpuEmulatorTest, RowsOfBlocksBeginAtMultiplesOfSixteenBytes) {
