@@ -188,7 +188,7 @@ TEST_F(GpuEmulatorTest, TensorCoresAreOfTheWholeWarp) {
                         if (threadIdx.x == 7) {
                           cuda::MultiplyAdd<BFloat16>(c, {0, 0, 0, 0}, 0, 0);
                         } else {
-                          cuda::MultiplyAdd<BFloat16>(c, {0, 0, 0, 0}, 0, 0);
+                          cuda::MultiplyAdd<BFloat16>(c, {0, 0, 0, 0}, 1, 0);
                         }
                       }),
               "thread (0, 0) waits at", "thread (7, 0) waits at");
