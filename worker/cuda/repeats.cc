@@ -31,9 +31,13 @@ CudaExecHandle Repeats::Find(CudaStreamHandle stream, const std::string& likenes
                              const std::vector<Piece>& pieces) {
   if (const auto known = graphs_.find(likeness); known != graphs_.end()) return known->second;
   if (!makes_ || graphs_.size() >= kMostGraphs) return nullptr;
-  if (seen_.size() >= kMostSeen) std::erase_if(seen_, [](const auto& s) { return s.second == 1; });
-  if (seen_.size() >= kMostSeen) seen_.clear();
-  const auto seen = seen_.emplace(likeness, 0).first;
+  auto seen = seen_.find(likeness);
+  if (seen == seen_.end()) {
+    if (seen_.size() >= kMostSeen)
+      std::erase_if(seen_, [](const auto& s) { return s.second == 1; });
+    if (seen_.size() >= kMostSeen) seen_.clear();
+    seen = seen_.emplace(likeness, 0).first;
+  }
   if (seen->second++ < kTimesBefore) return nullptr;
   seen_.erase(seen);
   CudaExecHandle exec = Make(stream, pieces);

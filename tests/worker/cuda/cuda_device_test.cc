@@ -215,6 +215,29 @@ TEST_F(CudaDeviceTest, ProgressOutlivesItsStream) {
   EXPECT_TRUE(progress->IsOver(work));
 }
 
+// Asked for once, and for more: no capture may ask.
+TEST_F(CudaDeviceTest, AKernelIsGivenLeaveForItsMemoryOnce) {
+  static std::vector<int> given;
+  given = {};
+  CudaApi api = gpu_.cuda();
+  api.func_set_attribute = [](const void*, int, int bytes) {
+    given.push_back(bytes);
+    return kCudaSuccess;
+  };
+  api.launch_kernel = [](const void*, CudaDim3, CudaDim3, void**, std::size_t, CudaStreamHandle) {
+    return kCudaSuccess;
+  };
+  CudaStream stream(api);
+  const std::byte argument[1] = {};
+  for (const int bytes : {60'000, 60'000, 50'000, 70'000, 70'000}) {
+    cuda::PutOnStream(stream, &given,
+                      {.blocks = 1, .threads = 1, .block_bytes = static_cast<std::size_t>(bytes)},
+                      argument);
+  }
+  EXPECT_EQ(stream.Await(), absl::OkStatus());
+  EXPECT_EQ(given, (std::vector<int>{60'000, 70'000}));
+}
+
 // What a runtime was asked for by Launch; it answers with `error`.
 struct Asked {
   const void* kernel = nullptr;
@@ -455,8 +478,9 @@ TEST_F(GraphsTest, WhereThereCanBeNoneEachComesByItself) {
       Step(7);
       EXPECT_EQ(Seen(), (std::vector<int>{7, 8, 9})) << step;
     }
-    EXPECT_EQ(gpu_.graph_launches(), 0);
-    EXPECT_EQ(gpu_.captures(), fails == FakeCapture::kCannotBegin ? 0 : 1);  // It is not tried on.
+    // None is tried again.
+    EXPECT_EQ(gpu_.graph_launches(), fails == FakeCapture::kCannotLaunch ? 1 : 0);
+    EXPECT_EQ(gpu_.captures(), fails == FakeCapture::kCannotBegin ? 0 : 1);
   }
   gpu_.play_capture(FakeCapture::kRight);
   CudaApi lacks = gpu_.cuda();
@@ -534,6 +558,17 @@ TEST_F(GraphsTest, EverythingThatMattersIsCompared) {
   put({});
   EXPECT_EQ(Seen().size(), 1u);
   EXPECT_EQ(gpu_.captures(), 1);
+}
+
+// Nor does what came twice, and is forgotten where there is too much of it.
+TEST_F(GraphsTest, WhatIsRememberedHasABound) {
+  const int most = static_cast<int>(Repeats::kMostSeen), all = most + 76;
+  for (int i = 0; i < all; ++i) {
+    for (int step = 0; step < 2; ++step) Step(10 * i);
+  }
+  for (int i = 0; i < all; ++i) Step(10 * i);
+  EXPECT_EQ(Seen().size(), static_cast<std::size_t>(9 * all));
+  EXPECT_EQ(gpu_.captures(), all - most);
 }
 
 // Beside much that never comes again, what does is found in the end.

@@ -136,6 +136,34 @@ TEST_F(ProductsTest, ABiasMayBeginAnywhereAndSoMayX) {
 }
 
 // What is kept of x must be a multiple of 8 wide; the rest is own kernels'.
+// Each of these, alone, makes of two products others than they were, which no graph may do.
+TEST_F(ProductsTest, WhatMattersInAGraphIsCompared) {
+  const auto stream = NewStream();
+  Arena arena = *device_->Allocate(MemoryKind::kShared, 16384);
+  const auto take = [&] { return arena.Take<float>(128).data(); };
+  float *const a = take(), *const b = take(), *const c = take(), *const other = take();
+  const MatrixProduct usual{.m = 8, .n = 8, .k = 8, .a = a, .b = b, .c = c};
+  std::vector<MatrixProduct> others(11, usual);
+  others[0].m = others[1].n = others[2].k = 4;
+  others[3].a = others[4].b = others[6].bias = others[7].x = other;
+  others[5].c = other;
+  others[8].a_transposed = others[9].b_transposed = others[10].add = true;
+  const auto twice = [&](const MatrixProduct& product) {
+    for (int i = 0; i < 2; ++i) ASSERT_TRUE(Multiply(*stream, product));
+    stream->Submit();
+  };
+  for (int step = 0; step < 2; ++step) twice(usual);
+  for (const MatrixProduct& product : others) twice(product);
+  EXPECT_EQ(stream->Await(), absl::OkStatus());
+  EXPECT_EQ(gpu_.captures(), 0);
+  for (float* x = a; x < a + 64; ++x) *x = 1;
+  for (float* x = b; x < b + 64; ++x) *x = 2;
+  twice(usual);
+  EXPECT_EQ(stream->Await(), absl::OkStatus());
+  EXPECT_EQ(gpu_.captures(), 1);
+  EXPECT_EQ(c[63], 16);
+}
+
 TEST_F(ProductsTest, BySlopesOfOtherWidthsHaveNoWay) {
   const auto stream = NewStream();
   Arena arena = *device_->Allocate(MemoryKind::kShared, 4096);

@@ -427,8 +427,8 @@ int cudaGraphLaunch(void* handle, void* on) {
     const std::scoped_lock lock(device().mutex);
     if (device().execs.count(exec) == 0) return fake::kInvalidValue;
   }
-  if (device().capture == FakeCapture::kCannotLaunch) return fake::kMemoryAllocation;
   ++device().launches;
+  if (device().capture == FakeCapture::kCannotLaunch) return fake::kMemoryAllocation;
   if (device().says_graphs.exchange(false)) {
     std::printf("fake GPU: a graph\n");
     std::fflush(stdout);

@@ -128,15 +128,16 @@ class Suite:
                           ("--device", "cuda", "--transport", "host", "--strategy", strategy), 1e-3, ranks)
 
     def train_rows(self):
-        for precision, batch in (("bf16", 4), ("f32", 4)):
-            code, said, seconds = self.train(GPT2, "--device", "cuda", "--precision", precision, "--batch", batch,
-                                             "--micro-batch", batch, "--steps", 8, limit=400)
+        batch = 4
+        for precision, graphs in (("bf16", "on"), ("bf16", "off"), ("f32", "on")):
+            code, said, seconds = self.train(GPT2, "--device", "cuda", "--precision", precision, "--batch", batch, "--micro-batch",
+                                             batch, "--steps", 8, "--cuda-graphs", graphs, limit=400)
             rates = [float(x.replace(",", "")) for x in re.findall(r"loss \S+  (\S+) tok/s", said)][2:]
             rate = statistics.median(rates) if rates else 0
             layers, width, _, context, vocabulary = GPT2
             parameters = 12 * layers * width * width + (vocabulary + context) * width
             flops = 6 * parameters + 6 * layers * width * context
-            self.row("train", f"GPT-2 124M, {precision}, {batch} x {context} tokens", code == 0 and rate > 0,
+            self.row("train", f"GPT-2 124M, {precision}, {batch} x {context} tokens, graphs {graphs}", code == 0 and rate > 0,
                      tokens_per_second=rate, mfu=round(rate * flops / PEAKS[precision], 5), loss=self.losses(said)[-1:],
                      seconds=round(seconds, 1), **({} if code == 0 else {"exit": code, "says": tail(said)}))
 
