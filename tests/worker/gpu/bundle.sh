@@ -6,7 +6,7 @@ readonly BUILD=$1 TO=$2 LIMIT=$((48 << 20))
 
 rm -rf "$TO" "$TO.tar.gz"
 mkdir -p "$TO"/{bin,lib,golden}
-for program in regroup regroup-agent regroup-shim regroup-worker gpu-kernels-test; do
+for program in regroup regroup-agent regroup-shim regroup-worker gpu-kernels-test gpu-nccl-test; do
   strip -o "$TO/bin/$program" "$BUILD/bin/$program"
   # Libraries of this distribution that a bare machine lacks, or has older; glibc is the machine's own.
   { ldd "$BUILD/bin/$program" 2>/dev/null || true; } |  # The shim has none.

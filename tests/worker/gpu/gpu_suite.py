@@ -90,18 +90,23 @@ class Suite:
         self.kernels_with("twins, goldens and models on the GPU", "cuBLASLt")
         self.kernels_with("their products by own kernels", "own kernels", "--gtest_filter=*Linear*:*InputGradients*:*Gpt*", GPU_PRODUCTS="own")
 
-    def kernels_with(self, name, by, *flags, **more):
-        report = self.work / "kernels.json"
+    def tests_of(self, program, *flags, **more):
+        """Its exit code, what it said, for how long; how many tests ran, and what failed."""
+        report = self.work / "tests.json"
         report.unlink(missing_ok=True)
-        code, said, seconds = run(BIN / "gpu-kernels-test", "--gtest_brief=1", f"--gtest_output=json:{report}", *flags, limit=570, **more)
+        code, said, seconds = run(BIN / program, "--gtest_brief=1", f"--gtest_output=json:{report}", *flags, limit=570, **more)
         failed, tests = [], 0
         if report.exists():
             for suite in json.loads(report.read_text())["testsuites"]:
                 for test in suite["testsuite"]:
-                    tests += test["status"] == "RUN"
+                    tests += test["status"] == "RUN" and test.get("result") != "SKIPPED"
                     if test.get("failures"):
                         failed.append({"test": f"{suite['name']}.{test['name']}",
                                        "says": test["failures"][0]["failure"].splitlines()[:6]})
+        return code, said, seconds, tests, failed
+
+    def kernels_with(self, name, by, *flags, **more):
+        code, said, seconds, tests, failed = self.tests_of("gpu-kernels-test", *flags, **more)
         products = (re.findall(r"(?m)^products by (.*)", said) or [""])[0]
         self.row("kernels", name, code == 0 and tests > 0 and products.startswith(by), tests=tests, failed=failed,
                  seconds=round(seconds, 1), products=products, **({} if code == 0 else {"exit": code, "says": tail(said)}))
@@ -118,6 +123,9 @@ class Suite:
                  **({} if ok else {"exit": code, "says": tail(said)}))
 
     def nccl(self):
+        code, said, seconds, tests, failed = self.tests_of("gpu-nccl-test")
+        self.row("nccl", "the contract of collectives, over what this machine has", code == 0 and tests > 0, tests=tests, failed=failed,
+                 seconds=round(seconds, 1), **({} if code == 0 else {"exit": code, "says": tail(said)}))
         code, said, _ = self.train(TINY, "--steps", 20, "--batch", 8, "--device", "cpu")
         expected = self.losses(said)
         self.row("nccl", "the CPU, which the others are compared with", code == 0, losses=expected[-1:])

@@ -1,8 +1,8 @@
 // What every means of moving tensors promises, whatever it is: ranks of one host in shared memory,
 // hosts with TCP between them, GPUs by way of these, and GPUs with NCCL; what is below the last two
-// is a strict fake. More of
-// hosts, whose sums are in rank order, is in tests/worker/comm; more of NCCL in
-// nccl_faults_test.cc.
+// is a strict fake, and where there is a GPU the real thing (gpu-nccl-test in tests/worker/gpu),
+// with as many ranks of NCCL as there are GPUs. More of hosts, whose sums are in rank order, is in
+// tests/worker/comm; more of NCCL in nccl_faults_test.cc.
 
 #include <gtest/gtest.h>
 
@@ -53,6 +53,15 @@ class CollectivesContract : public testing::TestWithParam<Transport> {
     EXPECT_EQ(nccl_.gpu.live(), 0);
     EXPECT_EQ(nccl_.gpu.comms(), 0);
   }
+#if defined(REGROUP_REAL_GPU)
+  void SetUp() override {
+    if (GetParam().means == Means::kNccl && World() > nccl_.gpu.count())
+      GTEST_SKIP() << "there are " << nccl_.gpu.count() << " GPUs";
+  }
+  int GpuOf(int rank) const { return rank % nccl_.gpu.count(); }
+#else
+  static int GpuOf(int rank) { return rank; }
+#endif
   int World() const { return GetParam().world(); }
 
   // Calls may divide by groups of so many ranks.
@@ -68,7 +77,8 @@ class CollectivesContract : public testing::TestWithParam<Transport> {
             Rank rank{*communicator, *communicator, device};
             return body(rank);
           }
-          const std::unique_ptr<CudaDevice> device = *CudaDevice::Create(nccl_.gpu.cuda(), r);
+          const std::unique_ptr<CudaDevice> device =
+              *CudaDevice::Create(nccl_.gpu.cuda(), GpuOf(r));
           // Far less than what is moved.
           const auto staged = *HostStagedCommunicator::Create(*communicator, *device, 5000);
           Rank rank{*communicator, *staged, *device};

@@ -10,13 +10,18 @@
 #include <vector>
 
 #include "tests/worker/comm/tiny_store.h"
+#if defined(REGROUP_REAL_GPU)
+#include "tests/worker/gpu/real_gpu.h"
+#else
 #include "tests/worker/fake_gpu/open_fake_gpu.h"
+#endif
 #include "worker/comm/in_process_communicator.h"
 #include "worker/nccl/nccl_communicator.h"
 
 namespace regroup::worker {
 
-// Ranks of one generation as threads, each with a GPU of its own and NCCL, which are fakes.
+// Ranks of one generation as threads, each with a GPU of its own and NCCL, which are fakes; in
+// gpu-nccl-test (tests/worker/gpu) they are what the machine has.
 class NcclRanks {
  public:
   explicit NcclRanks(int world, Duration deadline = std::chrono::seconds(20)) : world_(world) {
@@ -56,8 +61,13 @@ class NcclRanks {
     for (std::thread& t : threads) t.join();
   }
 
+#if defined(REGROUP_REAL_GPU)
+  RealGpu gpu;
+  NcclApi api = *gpu.Nccl();
+#else
   FakeGpu gpu;
   NcclApi api = *OpenNccl(FakeGpu::path());
+#endif
   NcclOptions options;
 
  private:
