@@ -15,7 +15,7 @@ constexpr int kRows = 64, kStrip = 16;  // Positions of a tile, and of a warp.
 constexpr int kTileThreads = kRows / kStrip * kWarp;
 // Of a multiprocessor at once, so that some multiply while others read.
 template <int width>
-constexpr int kBlocks = width <= 64 ? 3 : 2;
+[[maybe_unused]] constexpr int kBlocks = width <= 64 ? 3 : 2;
 constexpr float kLog2E = 1.44269504f;
 
 // Rows of a tile in the memory of the block have `width` numbers, zeros where a head has less, and
