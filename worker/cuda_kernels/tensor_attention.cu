@@ -37,6 +37,9 @@ struct alignas(16) Eight {
   Pair pairs[4];
 };
 
+// The first row of the tile that this warp has.
+__device__ inline int FirstOfWarp() { return static_cast<int>(threadIdx.x) / kWarp * kStrip; }
+
 // Zeros behind the end of the sequence.
 template <int width, typename T>
 __device__ void ReadTile(const HeadTile& at, const T* first, std::int64_t stride,
@@ -58,6 +61,20 @@ __device__ void ReadStrip(const T* rows, Strip<width>& strip) {
 #pragma unroll
   for (int d = 0; d < width / 16; ++d)
     LoadBlocks(strip[d], RowOfLane(rows + 16 * d, kPitch<width>));
+}
+
+// The warp's strips of two arrays, in the tile that is the block's, by way of two tiles of its
+// memory, which are free after the next barrier.
+template <int width, typename T>
+__device__ void ReadOwn(const HeadTile& at, const T* first, std::int64_t first_stride,
+                        const T* second, std::int64_t second_stride, T* tiles,
+                        Strip<width>& of_first, Strip<width>& of_second) {
+  ReadTile<width>(at, first, first_stride, at.tile, tiles);
+  ReadTile<width>(at, second, second_stride, at.tile, tiles + kTileNumbers<width>);
+  __syncthreads();
+  const T* rows = tiles + FirstOfWarp() * kPitch<width>;
+  ReadStrip<width>(rows, of_first);
+  ReadStrip<width>(rows + kTileNumbers<width>, of_second);
 }
 
 // The dot products of the strip's rows, down, with 16 of a tile, across.
@@ -94,8 +111,6 @@ __device__ void AddProduct(const Square& weights, const T* rows, Sums<width>& su
 __device__ inline int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 __device__ inline int RowOf(int i) { return Lane() / 4 + i / 2 * 8; }
 __device__ inline int ColumnOf(int i) { return Lane() % 4 * 2 + i % 2; }
-// The first row of the tile that this warp has.
-__device__ inline int FirstOfWarp() { return static_cast<int>(threadIdx.x) / kWarp * kStrip; }
 
 // Of the four lanes that hold a row.
 __device__ inline float RowMax(float x) {
@@ -213,11 +228,8 @@ __global__ void __launch_bounds__(kTileThreads, kBlocks<width>)
   const T* qkv = b.args.qkv + at.in_qkv;
   const float scale = 1 / sqrtf(static_cast<float>(at.width)), scale2 = scale * kLog2E;
   Strip<width> keys, values;
-  ReadTile<width>(at, qkv + at.stride, 3 * at.stride, at.tile, q);
-  ReadTile<width>(at, qkv + 2 * at.stride, 3 * at.stride, at.tile, dout);
-  __syncthreads();
-  ReadStrip<width>(q + FirstOfWarp() * kPitch<width>, keys);
-  ReadStrip<width>(dout + FirstOfWarp() * kPitch<width>, values);
+  ReadOwn<width>(at, qkv + at.stride, 3 * at.stride, qkv + 2 * at.stride, 3 * at.stride, q, keys,
+                 values);
   Sums<width> dk = {}, dv = {};
   for (std::int64_t tile = at.tile; tile * kRows < at.time; ++tile) {
     __syncthreads();
@@ -259,11 +271,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocks<width>)
   const T* qkv = b.args.qkv + at.in_qkv;
   const float scale = 1 / sqrtf(static_cast<float>(at.width)), scale2 = scale * kLog2E;
   Strip<width> queries, douts;
-  ReadTile<width>(at, qkv, 3 * at.stride, at.tile, k);
-  ReadTile<width>(at, b.args.dout + at.in_out, at.stride, at.tile, v);
-  __syncthreads();
-  ReadStrip<width>(k + FirstOfWarp() * kPitch<width>, queries);
-  ReadStrip<width>(v + FirstOfWarp() * kPitch<width>, douts);
+  ReadOwn<width>(at, qkv, 3 * at.stride, b.args.dout + at.in_out, at.stride, k, queries, douts);
   const std::int64_t first = at.tile * kRows + FirstOfWarp();
   const OfQuery of_rows[2] = {OfQueryAt(b, at, first + RowOf(0)),
                               OfQueryAt(b, at, first + RowOf(2))};

@@ -453,9 +453,14 @@ int cudaGraphExecDestroy(void* handle) {
   auto* exec = static_cast<fake::Exec*>(handle);
   {
     const std::scoped_lock lock(device().mutex);
-    if (device().execs.erase(exec) == 0) return fake::kInvalidValue;
+    if (device().execs.count(exec) == 0) return fake::kInvalidValue;
   }
-  if (exec->under_way != 0) fake::Refuse("graph", "destroyed while it is under way");
+  if (exec->under_way != 0) {
+    fake::Refuse("graph", "destroyed while it is under way");
+    return fake::kInvalidValue;
+  }
+  const std::scoped_lock lock(device().mutex);
+  device().execs.erase(exec);
   delete exec;
   return fake::kSuccess;
 }

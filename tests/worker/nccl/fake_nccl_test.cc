@@ -127,6 +127,56 @@ TEST_F(FakeNccl, WhatCudaForbids) {
   EXPECT_EQ(gpu_.cuda().stream_destroy(stream), 0);
 }
 
+TEST_F(FakeNccl, WhatACaptureForbids) {
+  const CudaApi& cuda = gpu_.cuda();
+  void *stream = nullptr, *event = nullptr, *memory = nullptr, *graph = nullptr, *exec = nullptr;
+  ASSERT_EQ(cuda.stream_create(&stream, kCudaStreamNonBlocking, 0), 0);
+  ASSERT_EQ(cuda.event_create(&event, kCudaEventDisableTiming), 0);
+  EXPECT_NE(cuda.stream_end_capture(stream, &graph), 0);
+  ASSERT_EQ(cuda.stream_begin_capture(stream, kCudaStreamCaptureThreadLocal), 0);
+  const auto forbids = [&](int error, const char* rule) {
+    EXPECT_NE(error, 0);
+    Expect(rule);
+  };
+  forbids(cuda.stream_begin_capture(stream, kCudaStreamCaptureThreadLocal), "capture");
+  forbids(cuda.malloc(&memory, 64), "capture");
+  forbids(cuda.host_alloc(&memory, 64, 0), "capture");
+  forbids(cuda.free(memory_), "capture");
+  forbids(cuda.event_record(event, stream), "capture");
+  forbids(cuda.event_query(event), "capture");
+  forbids(cuda.stream_wait_event(stream, event, 0), "capture");
+  forbids(cuda.launch_host_func(
+              stream, [](void*) {}, nullptr),
+          "capture");
+  forbids(cuda.func_set_attribute(&gpu_, kCudaFuncMaxDynamicSharedMemory, 64 << 10), "capture");
+  // Another thread's is its own.
+  std::thread([&] {
+    (void)cuda.set_device(0);
+    EXPECT_EQ(cuda.event_query(event), 0);
+  }).join();
+  EXPECT_EQ(cuda.memset_async(memory_, 7, 16, stream), 0);
+  ASSERT_EQ(cuda.stream_end_capture(stream, &graph), 0);
+  ASSERT_EQ(cuda.graph_instantiate(&exec, graph, 0), 0);
+  EXPECT_EQ(cuda.graph_destroy(graph), 0);
+  EXPECT_NE(cuda.graph_destroy(graph), 0);
+  EXPECT_NE(cuda.graph_launch(graph, stream), 0);
+  // What is under way keeps its graph.
+  static std::atomic<bool> go;
+  go = false;
+  const auto hold = [](void*) {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  EXPECT_EQ(cuda.launch_host_func(stream, hold, nullptr), 0);
+  EXPECT_EQ(cuda.graph_launch(exec, stream), 0);
+  EXPECT_EQ(cuda.event_record(event, stream), 0);
+  forbids(cuda.graph_exec_destroy(exec), "graph");
+  go = true;
+  while (cuda.event_query(event) != 0) std::this_thread::yield();
+  EXPECT_EQ(cuda.graph_exec_destroy(exec), 0);
+  EXPECT_EQ(cuda.event_destroy(event), 0);
+  EXPECT_EQ(cuda.stream_destroy(stream), 0);
+}
+
 // A thread uses GPU 0 until it says otherwise, and streams and events are of what it uses.
 TEST_F(FakeNccl, WhatIsOfOneGpuIsOfNoUseOnAnother) {
   const CudaApi& cuda = gpu_.cuda();
