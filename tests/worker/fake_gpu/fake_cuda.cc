@@ -416,6 +416,10 @@ int cudaGraphInstantiate(void** out, void* handle, unsigned long long flags) {
   auto* graph = static_cast<fake::Graph*>(handle);
   if (device().graphs.count(graph) == 0 || flags != 0) return fake::kInvalidValue;
   *out = *device().execs.insert(new fake::Exec{graph->work}).first;
+  if (device().says_graphs) {
+    std::printf("fake GPU: a graph of %zu\n", graph->work.size());
+    std::fflush(stdout);
+  }
   return fake::kSuccess;
 }
 int cudaGraphLaunch(void* handle, void* on) {
@@ -429,10 +433,6 @@ int cudaGraphLaunch(void* handle, void* on) {
   }
   ++device().launches;
   if (device().capture == FakeCapture::kCannotLaunch) return fake::kMemoryAllocation;
-  if (device().says_graphs.exchange(false)) {
-    std::printf("fake GPU: a graph\n");
-    std::fflush(stdout);
-  }
   ++exec->under_way;
   stream->Push([exec] {
     for (const auto& work : exec->work) work();

@@ -88,7 +88,7 @@ void fakeGpuSetKernels(FakeKernels kernels);   // Null: there are none.
 void fakeGpuPlayCapture(FakeCapture capture);
 int fakeGpuCaptures();                         // So many were begun since this was asked.
 int fakeGpuGraphLaunches();                    // Likewise.
-void fakeGpuSayGraphs();                       // Prints that one is launched, the first time.
+void fakeGpuSayGraphs();                       // Prints of how many pieces each is.
 void fakeNcclSetVersion(int version);          // Of what is opened from here on.
 void fakeNcclPlay(const FakeScript* script);   // Of this process; null: nothing.
 void fakeNcclRelease();                        // Whatever hangs for ever ends.
