@@ -67,6 +67,11 @@ std::span<std::byte> BytesOf(std::span<T> values) {
   return {reinterpret_cast<std::byte*>(values.data()), values.size() * sizeof(T)};
 }
 
+// Also of nothing, from nowhere.
+void CopyAll(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
 void Cut(Piece whole, std::size_t bytes, std::size_t at_most, std::vector<Piece>& pieces) {
   for (std::size_t at = 0; at < bytes; at += at_most) {
     Piece piece = whole;
@@ -124,6 +129,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> MultiHostCommunicator::Create(
                    all->local_->AllocateArena(kBoardAndSlotsBytes / sizeof(float)));
   const auto arena = all->local_->FindInArena(part);
   CHECK(arena.has_value());
+  all->board_arena_ = arena->arena;
   auto* const memory = all->local_->PartOf(arena->arena, 0);
   if (all->local_rank() == 0) {
     CHECK(links.has_value());
@@ -231,6 +237,10 @@ absl::Status MultiHostCommunicator::AllReduce(std::span<std::int64_t> inout, Red
       reduction == Reduction::kSum ? Plainly<std::int64_t, &Add>() : Plainly<std::int64_t, &Max>());
 }
 
+std::byte* MultiHostCommunicator::NextStage() {
+  return local_->PartOf(board_arena_, 1) + (stages_++ % 2) * kStageBytes;
+}
+
 absl::Status MultiHostCommunicator::Broadcast(std::span<std::byte> inout, int root) {
   CHECK(root >= 0 && root < world_size());
   const Call call(*this);
@@ -239,16 +249,16 @@ absl::Status MultiHostCommunicator::Broadcast(std::span<std::byte> inout, int ro
   const int from = HostOf(hosts_, root);
   std::size_t at = 0;
   do {
-    const std::span<std::byte> part = inout.subspan(at, std::min(kBufferBytes, inout.size() - at));
-    RETURN_IF_ERROR(local_->Exchange(header, part.data(), rank_ == root ? part.size() : 0));
-    std::vector<const std::byte*> brought;
-    for (int r = 0; r < host().count; ++r) brought.push_back(local_->Brought(r));
+    const std::span<std::byte> part = inout.subspan(at, std::min(kStageBytes, inout.size() - at));
+    std::byte* const staged = from == own_ && host().count > 1 ? NextStage() : part.data();
+    if (rank_ == root && staged != part.data()) CopyAll(staged, part.data(), part.size());
+    RETURN_IF_ERROR(local_->Exchange(header, nullptr, 0));
+    const std::vector<const std::byte*> sources(static_cast<std::size_t>(host().count), staged);
     std::vector<Piece> pieces;
     Cut({.host = from, .owner = root}, part.size(), kPieceBytes, pieces);
-    RETURN_IF_ERROR(Move({.header = header, .sums = false, .pieces = pieces, .sources = brought},
+    RETURN_IF_ERROR(Move({.header = header, .sums = false, .pieces = pieces, .sources = sources},
                          part.data(), nullptr, nullptr));
-    if (from == own_ && rank_ != root && !part.empty())
-      std::memcpy(part.data(), local_->Brought(root - host().first), part.size());
+    if (from == own_ && rank_ != root) CopyAll(part.data(), staged, part.size());
     at += part.size();
   } while (at < inout.size());
   return absl::OkStatus();

@@ -68,6 +68,10 @@ class MultiHostCommunicator final : public Communicator {
   // Pieces move between hosts, and what belongs to this rank goes to `out`; null: in place, in the
   // parts of the arena.
   absl::Status Move(Flow flow, std::byte* out, std::byte* own_part, const std::byte* first_part);
+  // Where a root puts what it hands round, for its host's ranks to read: the part of the board's
+  // arena that is their second rank's, of which nothing else is used. Two in turn: all have come to
+  // the next one before any is written again.
+  std::byte* NextStage();
   // Each group of so many ranks.
   bool EachOnOneHost(int group) const;
   // With the owners of the first group.
@@ -82,7 +86,9 @@ class MultiHostCommunicator final : public Communicator {
   const std::unique_ptr<SharedMemoryCommunicator> local_;
   Duration deadline_;
   std::chrono::steady_clock::time_point begun_;  // The call in progress.
+  std::size_t board_arena_ = 0;
   Board* board_ = nullptr;
+  std::size_t stages_ = 0;  // That were used, on every rank of this host.
   // Of the host's first rank.
   std::unique_ptr<HostWatch> watch_;
   std::unique_ptr<HostChain> chain_;
