@@ -133,6 +133,7 @@ void LogDrain::Run() {
       auto pipe = pipes_.find(events[i].data.fd);
       if (pipe == pipes_.end() || ReadOnce(pipe->second)) continue;
       if (pipe->second.next) FinishMove(pipe->second);
+      pipe->second.writer->End(io::WallNow());
       pipes_.erase(pipe);
     }
     if (woken) TakeOrders();
@@ -169,8 +170,9 @@ void LogDrain::TakeOrders() {
     const bool all = order.kind == Order::kFinish;
     if (!all && order.kind != Order::kRankEnded) continue;
     for (auto& [fd, pipe] : pipes_) {
-      if (all || pipe.id == order.id || (pipe.next && pipe.next_id == order.id))
-        ReadWhatIsThere(pipe);
+      if (!all && pipe.id != order.id && !(pipe.next && pipe.next_id == order.id)) continue;
+      ReadWhatIsThere(pipe);
+      pipe.writer->End(io::WallNow());
     }
     if (!all) local_.complete.insert(order.id);
     local_.done = local_.done || all;
@@ -212,6 +214,7 @@ void LogDrain::Move(Order& order) {
 }
 
 void LogDrain::FinishMove(Pipe& pipe) {
+  pipe.writer->End(io::WallNow());
   pipe.writer = std::move(pipe.next);
   pipe.writer->Begin();
   pipe.id = pipe.next_id;

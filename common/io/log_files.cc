@@ -177,11 +177,17 @@ void LogWriter::Append(std::string_view bytes, WallTime now, Place place, const 
   }
 }
 
+void LogWriter::End(WallTime now) {
+  if (lost_bytes_ + passed_bytes_ == 0) return;
+  if (in_memory_) log_.reset();
+  NoteWhatIsMissing(now).IgnoreError();  // What has no room for a few words can't be told here.
+}
+
 absl::Status LogWriter::NoteWhatIsMissing(WallTime now) {
   const std::uint64_t missing = lost_bytes_ + passed_bytes_;
   if (missing == 0) return absl::OkStatus();
   const std::string note = absl::StrCat(
-      "\n[regroup: ", missing, " bytes of ", std::string(NameOf(stream_)),
+      in_line_ ? "\n" : "", "[regroup: ", missing, " bytes of ", std::string(NameOf(stream_)),
       lost_bytes_ > 0 ? " lost here: " : " not kept here: ",
       lost_bytes_ > 0 ? std::string(last_error_.message()) : std::string("the disk was full"),
       "]\n");
@@ -267,6 +273,7 @@ absl::Status LogWriter::WriteChunk(std::string_view bytes, WallTime now, bool no
     if (note && !fit) return ErrnoStatus(ENOSPC, absl::StrCat("write to ", directory_));
   }
   if (note) last_index_time_.reset();
+  const char last = bytes.empty() ? '\n' : bytes.back();
   while (!bytes.empty()) {
     ssize_t n = ::write(log_.get(), bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
@@ -277,6 +284,7 @@ absl::Status LogWriter::WriteChunk(std::string_view bytes, WallTime now, bool no
     segment_size_ += wrote;
     end_ += wrote;
     if (!in_memory_) kept_bytes_ += wrote;
+    if (!in_memory_) in_line_ = last != '\n';
   }
   return absl::OkStatus();
 }

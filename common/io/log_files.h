@@ -71,6 +71,9 @@ class LogWriter {
   // is a reader and a folder for it.
   void Append(std::string_view bytes, WallTime now, Place place = Place::kDisk,
               const absl::Status& why = {});
+  // What is missing at the end of the log is told there, as Append tells it before what follows:
+  // when nothing more is expected, and again after more.
+  void End(WallTime now);
   // Up to where a reader has shown the stream: what lies behind it is removed by no limit. Nothing:
   // there is no reader, the limits alone count, and segments in memory are dropped.
   void Hold(std::optional<LogPosition> shown);
@@ -105,6 +108,7 @@ class LogWriter {
   UniqueFd log_, index_;
   int next_segment_ = -1;   // -1: not looked yet.
   bool in_memory_ = false;  // The open segment.
+  bool in_line_ = false;    // At the end of what is kept.
   std::uint64_t segment_size_ = 0;
   std::uint64_t end_ = 0;  // Of the stream as its segments hold it, those in memory included.
   std::uint64_t kept_bytes_ = 0;  // Of it, in segments on disk.

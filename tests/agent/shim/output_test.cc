@@ -357,6 +357,7 @@ TEST_F(ShimTest, AFullDiskStallsNobody) {
   EXPECT_EQ(group.rank().code, 3);
   EXPECT_EQ(group.state.output_bytes + group.state.lost_log_bytes, 3000000u);
   EXPECT_EQ(group.state.lost_log_bytes, 3000000u) << "the rest is the journal's";
+  EXPECT_THAT(Log(group), testing::HasSubstr("[regroup: 3000000 bytes of stdout lost here: "));
   EXPECT_TRUE(group.state.disk_full);
   EXPECT_THAT(group.state.log_trouble, testing::HasSubstr("No space left"));
   ::umount2((work_ / "small").c_str(), MNT_DETACH);

@@ -252,7 +252,7 @@ TEST(LogFiles, MemoryPassesWhatTheDiskDoesNotKeep) {
   }
   EXPECT_EQ(shown, "kept\n" + passed + "kept again\n");
   LogReader later(directory / "r", LogStream::kStdout);
-  EXPECT_EQ(ReadRest(later), absl::StrCat("kept\n\n[regroup: ", passed.size(),
+  EXPECT_EQ(ReadRest(later), absl::StrCat("kept\n[regroup: ", passed.size(),
                                           " bytes of stdout not kept here: the disk was full]\n"
                                           "kept again\n"));
   writer.Hold(reader.position());
@@ -303,6 +303,37 @@ TEST(LogFiles, PruneKeepsWhatItMust) {
   LogReader second(LogDirectory(directory.path(), job, Generation(2), 0), LogStream::kStdout);
   EXPECT_EQ(ReadRest(second).size(), 0u);
   EXPECT_GT(*PruneLogs(directory.path(), job, 0, {Generation(1), Generation(4)}), 16000u);
+}
+
+TEST(LogFiles, WhatIsMissingAtTheEndIsSaidThere) {
+  using Place = LogWriter::Place;
+  const absl::Status why = ErrnoStatus(ENOSPC, "why");
+  TempDirectory directory;
+  const auto log = [&](const char* name) {
+    LogReader reader(directory / name, LogStream::kStdout);
+    return ReadRest(reader);
+  };
+  LogWriter whole(directory / "whole", LogStream::kStdout, {});
+  whole.Append("all", At(1));
+  whole.End(At(2));
+  EXPECT_EQ(log("whole"), "all");
+  LogWriter lost(directory / "lost", LogStream::kStdout, {});
+  lost.Append("lost", At(1), Place::kNowhere, why);
+  const std::string note = "[regroup: 4 bytes of stdout lost here: why: No space left on device]\n";
+  for (int i = 0; i < 2; ++i) {
+    lost.End(At(2));
+    EXPECT_EQ(log("lost"), note);
+  }
+  lost.Append("late", At(3));
+  lost.Append("more", At(4), Place::kNowhere, why);
+  lost.End(At(5));
+  EXPECT_EQ(log("lost"), note + "late\n" + note);
+  LogWriter shown(directory / "shown", LogStream::kStdout, {}, directory / "passing");
+  shown.Hold(LogPosition{});
+  shown.Append("only shown", At(1), Place::kMemory);
+  shown.End(At(2));
+  EXPECT_EQ(log("shown"), "[regroup: 10 bytes of stdout not kept here: the disk was full]\n");
+  EXPECT_EQ(shown.memory_bytes(), 10u) << "it is yet to be shown";
 }
 
 TEST(LogFiles, FullDiskLosesBytesAndSaysHowMany) {
