@@ -47,7 +47,7 @@ struct Board {
 };
 inline constexpr std::size_t kBoardBytes = (sizeof(Board) + 4095) / 4096 * 4096;
 inline constexpr std::size_t kBoardAndSlotsBytes = kBoardBytes + 2 * kWindow * kPieceBytes;
-inline constexpr std::size_t kStageBytes = kBoardAndSlotsBytes / 2;  // MultiHostCommunicator.
+inline constexpr std::size_t kStageBytes = kWindow * kPieceBytes;  // MultiHostCommunicator.
 
 // How pieces are added up: so many bytes of a source begin a partial sum or are added to it, and in
 // the end become of it what ranks get, which may lie where it does.

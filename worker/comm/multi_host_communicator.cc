@@ -238,6 +238,7 @@ absl::Status MultiHostCommunicator::AllReduce(std::span<std::int64_t> inout, Red
 }
 
 std::byte* MultiHostCommunicator::NextStage() {
+  static_assert(2 * kStageBytes <= kBoardAndSlotsBytes);
   return local_->PartOf(board_arena_, 1) + (stages_++ % 2) * kStageBytes;
 }
 
@@ -251,6 +252,8 @@ absl::Status MultiHostCommunicator::Broadcast(std::span<std::byte> inout, int ro
   do {
     const std::span<std::byte> part = inout.subspan(at, std::min(kStageBytes, inout.size() - at));
     std::byte* const staged = from == own_ && host().count > 1 ? NextStage() : part.data();
+    // Once the group has failed, some may still copy what the calls before handed round.
+    if (local_->FailureWord() != 0) return local_->Failure();
     if (rank_ == root && staged != part.data()) CopyAll(staged, part.data(), part.size());
     RETURN_IF_ERROR(local_->Exchange(header, nullptr, 0));
     const std::vector<const std::byte*> sources(static_cast<std::size_t>(host().count), staged);

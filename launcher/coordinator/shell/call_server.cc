@@ -229,6 +229,7 @@ void CallServer::Serve() {
     const gpr_timespec until =
         pauses ? gpr_inf_past(GPR_CLOCK_REALTIME) : gpr_inf_future(GPR_CLOCK_REALTIME);
     for (std::size_t i = 0; i < (pauses ? queues_.size() : 1); ++i) {
+      if (i > 0 && queues_[i].calls == 0) continue;
       for (int turn = 0; turn < (pauses ? kHeardInTurn : 1); ++turn) {
         const grpc_event ended = grpc_completion_queue_next(queues_[i].ends, until, nullptr);
         if (ended.type == GRPC_QUEUE_SHUTDOWN && i == 0) return;

@@ -141,8 +141,8 @@ class CallServer {
   const int sleeping_;
   grpc::AsyncGenericService all_methods_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
-  // Of the server's thread. The first is queue_, which hears of new calls; gRPC never searches more
-  // than a 32nd of what goes beyond it.
+  // Of the server's thread. The first is queue_, which hears of new calls. A call's queue is chosen
+  // before it comes, and never changed.
   std::array<Queue, 33> queues_;
   int beyond_ = 0;  // Calls that were opened in another than the first.
   std::unique_ptr<grpc::Server> server_;

@@ -280,6 +280,29 @@ TEST(LogFiles, HowMuchIsNoLongerKeptIsKnown) {
   EXPECT_EQ(NotKeptBytes(directory / "r", LogStream::kStdout), 15 * 4096u);
 }
 
+TEST(LogFiles, WhoReadsInSmallPiecesMissesNothing) {
+  TempDirectory directory;
+  LogWriter writer(directory / "r", LogStream::kStdout, {.segment_bytes = 4096, .segments = 3});
+  for (int i = 0; i < 3; ++i) writer.Append(std::string(4096, 'x'), At(i));
+  LogReader reader(directory / "r", LogStream::kStdout);
+  std::size_t read = 0;
+  for (LogReader::Chunk chunk; !(chunk = *reader.Next(1000)).bytes.empty();) {
+    EXPECT_EQ(chunk.lost_before, 0u) << read;
+    read += chunk.bytes.size();
+  }
+  EXPECT_EQ(read, 3 * 4096u);
+}
+
+TEST(LogFiles, AClockThatIsSetBackIsBelieved) {
+  TempDirectory directory;
+  LogWriter writer(directory / "r", LogStream::kStdout, {});
+  writer.Append("a", At(10));
+  writer.Append("b", At(5));
+  LogReader reader(directory / "r", LogStream::kStdout);
+  EXPECT_EQ(reader.Next()->at, At(10));
+  EXPECT_EQ(reader.Next()->at, At(5));
+}
+
 TEST(LogFiles, LimitsForASize) {
   EXPECT_TRUE(LimitsFor(std::nullopt).keeps_all());
   EXPECT_EQ(LimitsFor(100u << 20).segments, 10);

@@ -381,6 +381,15 @@ TEST_F(CallServerQueuesTest, CallsOfAllQueuesAreHeardAndOnlyThenItLooksByTheCloc
     const std::uint64_t alone = Say(*first, "alone");
     std::this_thread::sleep_for(500ms);
     EXPECT_LT(Say(*first, "alone"), alone + kLooks);
+    // The queue of the first that comes now was chosen while all were here.
+    const std::unique_ptr<Client> stale = Begin();
+    Say(*stale, "stale");
+    End(*stale);
+    const std::unique_ptr<Client> next = Begin();
+    const std::uint64_t few = Say(*next, "few");
+    std::this_thread::sleep_for(500ms);
+    EXPECT_LT(Say(*next, "few"), few + kLooks) << "there is room in the first queue again";
+    End(*next);
   }
   End(*first);
 }
