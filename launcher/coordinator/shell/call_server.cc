@@ -102,7 +102,7 @@ void ServerCall::Send(Batch& batch, const grpc::Slice* message) {
   batch.Add(GRPC_OP_SEND_MESSAGE).data.send_message.send_message = outgoing_;
 }
 
-void ServerCall::Write(grpc::Slice message) {
+void ServerCall::Write(const grpc::Slice& message) {
   ++awaited_;
   Batch batch;
   Send(batch, &message);
@@ -128,7 +128,7 @@ void ServerCall::Finish(const grpc::Status& status) {
 
 void ServerCall::Refuse(const absl::Status& why) { Finish(ToGrpcStatus(why)); }
 
-void ServerCall::Reply(grpc::Slice message) {
+void ServerCall::Reply(const grpc::Slice& message) {
   Batch batch;
   Send(batch, &message);
   batch.Add(GRPC_OP_SEND_STATUS_FROM_SERVER).data.send_status_from_server.status = GRPC_STATUS_OK;

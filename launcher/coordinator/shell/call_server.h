@@ -66,14 +66,14 @@ class ServerCall {
   void Watch();
   // Before Finish. One of each may be in flight.
   void Read();
-  void Write(grpc::Slice message);
+  void Write(const grpc::Slice& message);
   // Once, with no Write in flight; a Read fails by it. Whoever calls this may not use the call
   // again.
   void Finish(const grpc::Status& status);
   // The same on the server's thread, of a call that only its handler knows yet, if any.
   void Refuse(const absl::Status& why);
   // The same of a call that has one reply.
-  void Reply(grpc::Slice message);
+  void Reply(const grpc::Slice& message);
   // Best effort. Also after Finish, while the handler lives.
   void Cancel();
 
