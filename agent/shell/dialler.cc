@@ -67,9 +67,13 @@ absl::StatusOr<DialTarget> TargetOf(const Address& address) {
   return target;
 }
 
-absl::StatusOr<DialTarget> TargetOf(const std::string& socket_path) {
+// A socket, or the folder of a coordinator.
+absl::StatusOr<DialTarget> TargetOf(const std::string& path) {
+  struct stat info {};
+  const bool folder = ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
   DialTarget target;
-  ASSIGN_OR_RETURN(target.connection, DialUnix(socket_path));
+  ASSIGN_OR_RETURN(target.connection,
+                   DialUnix(folder ? absl::StrCat(path, "/", kCoordinatorSocketName) : path));
   target.address = target.dialled = kLoopback;
   target.loopback = true;
   return target;

@@ -501,7 +501,9 @@ void GroupHost::OnState(Hosted& hosted, const shim::State& state) {
   logs_.OnState(hosted.key, state);
   if (state.log_trouble != trouble && !state.log_trouble.empty() && !state.disk_full &&
       handler_.tell)
-    handler_.tell(absl::StrCat("output of workers is being lost: ", state.log_trouble));
+    handler_.tell(
+        absl::StrCat("output of workers is ",
+                     state.lost_log_bytes > 0 ? "being lost: " : "not kept: ", state.log_trouble));
   if (scan_done_) return CheckScan(false);
   const bool left = options_.launched && !state.left_behind.empty();
   if (left && !std::exchange(hosted.left_told, true) && handler_.tell)

@@ -301,7 +301,11 @@ void LogDrain::Write(Pipe& pipe, std::string_view bytes) {
     place = passes ? Place::kMemory : Place::kNowhere;
   }
   absl::Status why;
-  if (place == Place::kNowhere) {
+  if (place == Place::kDisk && pipe.writer->in_memory() &&
+      pipe.writer->memory_bytes() >= kMostMemoryBytes) {
+    place = Place::kNowhere;
+    why = pipe.writer->last_error();
+  } else if (place == Place::kNowhere) {
     why = io::ErrnoStatus(ENOSPC, absl::StrCat("less than a tenth or ", kLeastFreeBytes >> 20,
                                                " MiB is free at ", log_directory_));
   }
@@ -309,10 +313,9 @@ void LogDrain::Write(Pipe& pipe, std::string_view bytes) {
   pipe.writer->Append(bytes, io::WallNow(), place, why);
   local_.output_bytes += pipe.writer->written_bytes() - written;
   const bool refused = pipe.writer->lost_bytes() > lost || pipe.writer->in_memory();
-  if (pipe.writer->lost_bytes() > lost) {
-    local_.lost_bytes += pipe.writer->lost_bytes() - lost;
+  local_.lost_bytes += pipe.writer->lost_bytes() - lost;
+  if (refused && place != Place::kMemory)
     local_.trouble = std::string(pipe.writer->last_error().message());
-  }
   if (place == Place::kDisk && refused) {
     disk_seen_ = {};  // Full since the last look, it seems.
     LookAtDisk(0);

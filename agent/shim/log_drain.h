@@ -33,7 +33,8 @@ namespace regroup::shim {
 //   - Less than max(64 MiB, 10 %) of the disk free: output is not kept, so that the coordinator's
 //     journal can always commit. With a reader it goes through segments in memory, at most
 //     kMemoryBytes a stream, then workers wait; without one it is lost, counted and told.
-//   - Without a reader, and when writing fails, workers never wait.
+//   - What the disk refuses for another reason goes the same ways.
+//   - Without a reader workers never wait.
 class LogDrain {
  public:
   static constexpr std::uint64_t kMemoryBytes = 1 << 20;  // Of a stream, before its rank waits.

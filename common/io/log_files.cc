@@ -22,6 +22,7 @@ namespace {
 constexpr auto kIndexInterval = std::chrono::milliseconds(1);
 constexpr std::uint64_t kMinSegmentBytes = 4096;
 constexpr std::uint64_t kMemorySegmentBytes = 256 << 10;
+constexpr char kDiskFull[] = "the disk was full";
 
 // One index entry on disk, little endian as all hosts we run on. The first of a segment says where
 // it begins: kBeginMark as its time, and what was kept of the stream before it as its offset.
@@ -149,10 +150,16 @@ std::uint64_t LogWriter::SegmentRoom() const {
 void LogWriter::Append(std::string_view bytes, WallTime now, Place place, const absl::Status& why) {
   if (place == Place::kNowhere) return Lose(bytes.size(), why);
   bool in_memory = place == Place::kMemory;
-  // A disk that turns out to be full between two looks at it loses nothing that is to be shown.
+  if (in_memory) passed_because_ = kDiskFull;
+  in_memory |= held_ && !passing_.empty() && end_ < refused_until_;
+  // A disk that turns out to be full between two looks at it, or that refuses for another reason,
+  // loses nothing that is to be shown.
   const auto passes = [&](const absl::Status& status) {
-    if (in_memory || passing_.empty() || !held_ || ErrnoOf(status) != ENOSPC) return false;
+    if (in_memory || passing_.empty() || !held_) return false;
     log_.reset();
+    last_error_ = status;
+    passed_because_ = ErrnoOf(status) == ENOSPC ? kDiskFull : std::string(status.message());
+    refused_until_ = end_ + kMemorySegmentBytes;
     return in_memory = true;
   };
   if (log_ && in_memory_ != in_memory) log_.reset();
@@ -189,8 +196,7 @@ absl::Status LogWriter::NoteWhatIsMissing(WallTime now) {
   const std::string note = absl::StrCat(
       in_line_ ? "\n" : "", "[regroup: ", missing, " bytes of ", std::string(NameOf(stream_)),
       lost_bytes_ > 0 ? " lost here: " : " not kept here: ",
-      lost_bytes_ > 0 ? std::string(last_error_.message()) : std::string("the disk was full"),
-      "]\n");
+      lost_bytes_ > 0 ? std::string(last_error_.message()) : passed_because_, "]\n");
   RETURN_IF_ERROR(WriteChunk(note, now, /*note=*/true));
   lost_bytes_ = passed_bytes_ = 0;
   return absl::OkStatus();
@@ -363,6 +369,8 @@ absl::Status LogReader::OpenSegment() {
   index_at_ = 0;
   index_read_bytes_ = 0;
   segment_begin_.reset();
+  // A folder that cannot be read any more could not be written either: what follows passes by it.
+  absl::Status unreadable;
   for (const std::string* directory : {&directory_, &passing_}) {
     if (directory->empty()) break;
     stem_ = Stem(*directory, stream_, position_.segment);
@@ -371,8 +379,9 @@ absl::Status LogReader::OpenSegment() {
       log_ = *std::move(log);
       return absl::OkStatus();
     }
-    if (ErrnoOf(log.status()) != ENOENT) return log.status();
+    if (ErrnoOf(log.status()) != ENOENT) unreadable.Update(log.status());
   }
+  RETURN_IF_ERROR(unreadable);
   return ErrnoStatus(ENOENT, absl::StrCat("open ", stem_, ".log"));
 }
 

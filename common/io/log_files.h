@@ -67,8 +67,9 @@ class LogWriter {
   // Makes the first file, so that a stream to which nothing is written has an empty one. A failure
   // shows at the first Append.
   void Begin();
-  // kNowhere: lost, with `why` as the reason. What a full disk refuses goes to memory, where there
-  // is a reader and a folder for it.
+  // kNowhere: lost, with `why` as the reason. What the disk refuses, whatever for, goes to memory,
+  // where there is a reader and a folder for it, and so does some of what follows: then the disk is
+  // asked again. `last_error` says why.
   void Append(std::string_view bytes, WallTime now, Place place = Place::kDisk,
               const absl::Status& why = {});
   // What is missing at the end of the log is told there, as Append tells it before what follows:
@@ -106,9 +107,11 @@ class LogWriter {
   const LogStream stream_;
   const LogLimits limits_;
   UniqueFd log_, index_;
-  int next_segment_ = -1;   // -1: not looked yet.
-  bool in_memory_ = false;  // The open segment.
-  bool in_line_ = false;    // At the end of what is kept.
+  int next_segment_ = -1;            // -1: not looked yet.
+  bool in_memory_ = false;           // The open segment.
+  bool in_line_ = false;             // At the end of what is kept.
+  std::uint64_t refused_until_ = 0;  // In the stream: from there the disk is asked again.
+  std::string passed_because_;       // What is not kept.
   std::uint64_t segment_size_ = 0;
   std::uint64_t end_ = 0;  // Of the stream as its segments hold it, those in memory included.
   std::uint64_t kept_bytes_ = 0;  // Of it, in segments on disk.

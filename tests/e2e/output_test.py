@@ -54,6 +54,30 @@ class Closed(Output):
             self.assertEqual(self.shell(f"exec {program} no-such-word <&- >&- 2>&-").wait(), 2)
 
 
+class RefusingDisk(Output):
+    def test_everything_is_shown_that_cannot_be_kept(self):
+        """A log that cannot go on, though the disk has room: its folder is another thing now."""
+        logs = self.fx.path("work", "logs")
+        worker = f"d=$(echo {logs}/*/1/0); mv $d $d.away; echo >$d; " + LINES.format(count=50_000)
+        run = self.shell(f"exec regroup run --log-dir {logs} --log-keep 1M --no-python sh -c '{worker}'")
+        self.assertEqual(run.wait(), 0, run)
+        self.assertEqual(run.stdout.encode(), self.lines(50_000))
+        self.assertIn("output of workers is not kept: ", run.stderr)
+        self.assertIn("Not a directory", run.stderr)
+
+
+class Follow(Output):
+    def test_who_cannot_print_ends(self):
+        """Not at the end of the job, which may be a week away."""
+        run = self.shell("exec regroup run --no-python sh -c 'while sleep 0.1; do echo line; done'")
+        run.expect("line", 30, "stdout")
+        reader = self.shell("exec regroup logs -f last >/dev/full")
+        self.assertEqual(reader.wait(20), 1, reader)
+        self.assertIn("cannot write to standard output: No space left on device", reader.stderr)
+        run.send(signal.SIGINT)
+        run.wait()
+
+
 class SlowReader(Output):
     def test_everything_arrives_in_order(self):
         """More than is kept, to a reader that is late: what is shown first is not removed first."""

@@ -221,8 +221,9 @@ class Logs : public Command {
   // Prints what is old enough, a few times a second, while the call's thread adds.
   class Follower {
    public:
-    Follower(LogMerge& merge, const Terminal& terminal)
-        : merge_(merge), terminal_(terminal), thread_([this] { Loop(); }) {}
+    // `printed`: what came of all printing so far. Guarded by the mutex.
+    Follower(LogMerge& merge, const Terminal& terminal, absl::Status& printed)
+        : merge_(merge), terminal_(terminal), printed_(printed), thread_([this] { Loop(); }) {}
     ~Follower() {
       {
         std::lock_guard lock(mutex_);
@@ -232,10 +233,6 @@ class Logs : public Command {
       thread_.join();
     }
     std::mutex& mutex() { return mutex_; }
-    absl::Status status() {
-      std::lock_guard lock(mutex_);
-      return status_;
-    }
 
    private:
     void Loop() {
@@ -243,16 +240,16 @@ class Logs : public Command {
       while (!done_) {
         wake_.wait_for(lock, kReorder);
         std::string text = merge_.TakeSettled();
-        if (text.empty() || !status_.ok()) continue;
-        status_ = terminal_.Print(text);
+        if (text.empty() || !printed_.ok()) continue;
+        printed_ = terminal_.Print(text);
       }
     }
-    LogMerge& merge_;  // Guarded by mutex_, as is status_.
+    LogMerge& merge_;  // Guarded by mutex_.
     const Terminal& terminal_;
+    absl::Status& printed_;
     std::mutex mutex_;
     std::condition_variable wake_;
     bool done_ = false;
-    absl::Status status_;
     std::thread thread_;
   };
 
@@ -267,18 +264,18 @@ class Logs : public Command {
   };
 
   absl::StatusOr<int> Live(Reader& reader, Found found, LogMerge& merge, const Terminal& terminal) {
-    std::unique_ptr<Follower> follower;
     std::mutex alone;
-    if (follow_) {
-      follower = std::make_unique<Follower>(merge, terminal);
-    } else if (!filter_.tail && !filter_.since) {
-      AddEvents(found.job, merge);
-    }
     Progress progress(
         [&](LogEntry entry) {
           if (progress.printed.ok()) progress.printed = AddEntry(std::move(entry), merge, terminal);
         },
         [&](const std::string& text) { terminal.Say(Cat("regroup: ", text, "\n")); });
+    std::unique_ptr<Follower> follower;
+    if (follow_) {
+      follower = std::make_unique<Follower>(merge, terminal, progress.printed);
+    } else if (!filter_.tail && !filter_.since) {
+      AddEvents(found.job, merge);
+    }
     if (!found.job.events.empty()) progress.last_event = found.job.events.back().number;
     std::mutex& mutex = follower ? follower->mutex() : alone;
     absl::Status called = Call(found, progress, mutex, merge, terminal);
@@ -291,7 +288,6 @@ class Logs : public Command {
       }
       called = found.live ? Call(found, progress, mutex, merge, terminal) : absl::OkStatus();
     }
-    if (follower) progress.printed.Update(follower->status());
     follower.reset();
     progress.replies.Finish();
     if (follow_ && called.ok()) called = Rest(reader, found, progress, merge, terminal);

@@ -183,6 +183,11 @@ void HurryCancel(Step& step, Job& job) {
   step.LookAt(job);
 }
 
+// What a person has in mind that submits a job again: the rest may come from where he does it.
+bool IsAnother(const JobSpec& known, const JobSpec& asked) {
+  return known.name != asked.name || known.command != asked.command;
+}
+
 }  // namespace
 
 void On(Step& step, const SubmitAsked& event) {
@@ -191,6 +196,16 @@ void On(Step& step, const SubmitAsked& event) {
   // finds the job.
   if (auto known = step.state.index.by_key.find(event.key);
       known != step.state.index.by_key.end()) {
+    const Job* const job = step.state.FindJob(known->second);
+    if (job != nullptr && IsAnother(job->spec.spec, event.spec)) {
+      step.Do(Answer{
+          event.call,
+          UserError(absl::StatusCode::kAlreadyExists, "this key was given to another job",
+                    absl::StrCat(job->id().value(), " has it, and is of another ",
+                                 job->spec.spec.name == event.spec.name ? "command" : "name"),
+                    "another --key, or none")});
+      return;
+    }
     step.Do(Answer{event.call, SubmitReply{known->second}});
     return;
   }

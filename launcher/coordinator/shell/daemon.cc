@@ -539,6 +539,7 @@ namespace regroup {
 
 int RunCoordinator(const CoordinatorConfig& config) {
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);  // A journal that may not grow is an error that is told.
   signal(SIGCHLD, SIG_IGN);  // The process of torchrun's connections is nobody's to wait for.
   // Meant for workers, but sent to every process of a batch job's step.
   for (int number : {SIGUSR1, SIGUSR2}) signal(number, SIG_IGN);

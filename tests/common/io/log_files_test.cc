@@ -265,6 +265,40 @@ TEST(LogFiles, MemoryPassesWhatTheDiskDoesNotKeep) {
   EXPECT_EQ(writer.lost_bytes(), 4u);
 }
 
+TEST(LogFiles, MemoryPassesWhatTheDiskRefuses) {
+  TempDirectory directory;
+  const std::string place = directory / "r";
+  ASSERT_TRUE(ReplaceFile(place, "no directory", Durability::kVolatile).ok());
+  LogWriter alone(place, LogStream::kStdout, {}, directory / "passing");
+  alone.Append("nobody shows it", At(1));
+  EXPECT_EQ(alone.lost_bytes(), 15u);
+  LogWriter writer(place, LogStream::kStdout, {}, directory / "passing");
+  writer.Hold(LogPosition{});
+  const std::string block(100 << 10, 'x');
+  writer.Append(block, At(1));
+  EXPECT_TRUE(writer.in_memory());
+  EXPECT_EQ(ErrnoOf(writer.last_error()), ENOTDIR);
+  LogReader meanwhile(place, LogStream::kStdout, {}, directory / "passing");
+  EXPECT_EQ(ReadRest(meanwhile), block);
+  ASSERT_EQ(::unlink(place.c_str()), 0);
+  writer.Append(block, At(2));  // The disk is not asked each time.
+  EXPECT_TRUE(writer.in_memory());
+  writer.Append(block, At(3));
+  writer.Append("kept", At(4));
+  EXPECT_FALSE(writer.in_memory());
+  EXPECT_EQ(writer.lost_bytes(), 0u);
+  LogReader shows(place, LogStream::kStdout, {}, directory / "passing");
+  std::string shown;
+  for (LogReader::Chunk chunk; !(chunk = *shows.Next()).bytes.empty();) {
+    if (!chunk.note) shown += chunk.bytes;
+  }
+  EXPECT_EQ(shown, block + block + block + "kept");
+  LogReader later(place, LogStream::kStdout);
+  const std::string kept = ReadRest(later);
+  EXPECT_THAT(kept, testing::StartsWith("[regroup: 307200 bytes of stdout not kept here: "));
+  EXPECT_THAT(kept, testing::EndsWith(": Not a directory]\nkept"));
+}
+
 TEST(LogFiles, HowMuchIsNoLongerKeptIsKnown) {
   TempDirectory directory;
   LogWriter writer(directory / "r", LogStream::kStdout, {.segment_bytes = 4096, .segments = 3});

@@ -624,6 +624,10 @@ TEST_F(Jobs, retries_are_one) {
                b = world().Submit(SpecOf("job", 1, 1), "same");
   EXPECT_EQ(std::get<SubmitReply>(*world().ReplyTo(a)).job,
             std::get<SubmitReply>(*world().ReplyTo(b)).job);
+  JobSpec other = SpecOf("job", 1, 1);
+  other.command = {"other"};
+  for (const JobSpec& spec : {other, SpecOf("another", 1, 1)})
+    EXPECT_TRUE(absl::IsAlreadyExists(ErrorOf(world().Submit(spec, "same"))));
   world().Ask(coordinator::CancelAsked{CallId(900), "last", "me", false, 0, "c"});
   world().Ask(coordinator::CancelAsked{CallId(901), "last", "me", false, 0, "c"});
   EXPECT_TRUE(std::holds_alternative<CancelReply>(*world().ReplyTo(CallId(900))));
