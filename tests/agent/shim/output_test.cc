@@ -335,6 +335,81 @@ TEST(LogDrain, ARankThatHasClosedItsOutputMovesToo) {
   EXPECT_TRUE(Eventually([&] { return rank.drain().Look().complete == std::set<int>{2}; }));
 }
 
+// One rank whose log is refused, since its folder is a file.
+class RefusedLog : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(io::ReplaceFile(work_ / "0", "", io::Durability::kVolatile).ok());
+    auto drain = LogDrain::Start(notify_.get());
+    ASSERT_TRUE(drain.ok());
+    drain_ = *std::move(drain);
+    ASSERT_TRUE(::pipe2(out_, O_CLOEXEC | O_NONBLOCK) == 0 &&
+                ::pipe2(err_, O_CLOEXEC | O_NONBLOCK) == 0);
+  }
+  void TearDown() override {
+    ::close(out_[1]);
+    ::close(err_[1]);
+    drain_->Finish();
+  }
+  void Add(const std::string& passing = "") {
+    drain_->AddRank({.id = 1, .directory = work_ / "0", .passing = passing}, io::UniqueFd(out_[0]),
+                    io::UniqueFd(err_[0]));
+  }
+  template <class Condition>
+  void Await(const Condition& condition) {
+    while (!condition(drain_->Look())) ::usleep(100);
+  }
+
+  const io::TempDirectory work_;
+  const io::UniqueFd notify_{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  std::unique_ptr<LogDrain> drain_;
+  int out_[2], err_[2];
+};
+
+TEST_F(RefusedLog, WhatIsMissingIsSaidAtEachKindOfEnd) {
+  Add();
+  for (int end = 0; end < 3; ++end) {
+    const std::string folder = work_ / std::to_string(end);
+    if (end > 0) {
+      ASSERT_TRUE(io::ReplaceFile(folder, "", io::Durability::kVolatile).ok());
+      drain_->MoveRank(end, {.id = end + 1, .directory = folder});
+      Await([&](const LogDrain::Progress& now) { return now.moved.contains(end + 1); });
+      // The one before was ended by the move, or by its rank's end.
+    }
+    ASSERT_EQ(::write(out_[1], "lost\n", 5), 5);
+    Await([&](const LogDrain::Progress& now) { return now.lost_bytes == 5u * (end + 1); });
+    ASSERT_EQ(::unlink(folder.c_str()), 0);
+    if (end == 1) {
+      drain_->RankEnded(2);
+      Await([](const LogDrain::Progress& now) { return now.complete.contains(2); });
+    } else if (end == 2) {
+      ::close(std::exchange(out_[1], ::open("/dev/null", O_WRONLY | O_CLOEXEC)));
+    } else {
+      continue;  // The next round's move.
+    }
+    const auto said = [&] {
+      io::LogReader log(folder, io::LogStream::kStdout);
+      return log.Next()->bytes;
+    };
+    while (said().empty()) ::usleep(100);
+    EXPECT_THAT(said(), testing::StartsWith("[regroup: 5 bytes of stdout lost here: "));
+  }
+  io::LogReader log(work_ / "0", io::LogStream::kStdout);
+  EXPECT_THAT(log.Next()->bytes, testing::StartsWith("[regroup: 5 bytes of stdout lost here: "));
+}
+
+TEST_F(RefusedLog, WhatPassesInMemoryIsBounded) {
+  drain_->SetReader({.present = true, .waits = false, .shown = {}});
+  Add(work_ / "passing");
+  const std::string block(64 << 10, 'x');
+  while (drain_->Look().lost_bytes == 0) {
+    if (::write(out_[1], block.data(), block.size()) < 0) ::usleep(100);
+    ASSERT_LE(drain_->Look().output_bytes, LogDrain::kMostMemoryBytes + (64 << 10));
+  }
+  EXPECT_GE(drain_->Look().output_bytes, LogDrain::kMostMemoryBytes);
+  EXPECT_THAT(drain_->Look().trouble, testing::HasSubstr("Not a directory"));
+}
+
 TEST(LogDrain, ADiskIsFullBeforeItsEnd) {
   constexpr std::uint64_t kMiB = 1 << 20, kGiB = 1 << 30;
   EXPECT_TRUE(LogDrain::DiskIsFull(63 * kMiB, 100 * kMiB, false));

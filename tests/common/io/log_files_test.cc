@@ -280,7 +280,13 @@ TEST(LogFiles, MemoryPassesWhatTheDiskRefuses) {
   EXPECT_EQ(ErrnoOf(writer.last_error()), ENOTDIR);
   LogReader meanwhile(place, LogStream::kStdout, {}, directory / "passing");
   EXPECT_EQ(ReadRest(meanwhile), block);
+  LogWriter left(place, LogStream::kStderr, {}, directory / "passing");
+  left.Hold(LogPosition{});
+  left.Append("refused", At(1));
+  left.Hold(std::nullopt);
   ASSERT_EQ(::unlink(place.c_str()), 0);
+  left.Append("kept", At(2));
+  EXPECT_FALSE(left.in_memory()) << "nobody would show it";
   writer.Append(block, At(2));  // The disk is not asked each time.
   EXPECT_TRUE(writer.in_memory());
   writer.Append(block, At(3));
