@@ -7,7 +7,6 @@
 #include <grpcpp/support/time.h>
 #include <signal.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "common/base/check.h"
@@ -18,9 +17,6 @@ namespace {
 
 // The details of a status, where gRPC's C++ clients look for them.
 constexpr char kStatusDetails[] = "grpc-status-details-bin";
-
-constexpr auto kPauseForMore = std::chrono::milliseconds(2);
-constexpr int kHeardInTurn = 64;  // Of a queue, before the next one's.
 
 std::string_view Text(const grpc_slice& slice) {
   return {reinterpret_cast<const char*>(GRPC_SLICE_START_PTR(slice)), GRPC_SLICE_LENGTH(slice)};
@@ -52,7 +48,7 @@ class ServerCall::Batch {
   std::size_t count_ = 0;
 };
 
-ServerCall::ServerCall(Queue& queue) : queue_(queue) {
+ServerCall::ServerCall() {
   grpc_call_details_init(&details_);
   grpc_metadata_array_init(&metadata_);
 }
@@ -171,8 +167,6 @@ void ServerCall::HearRead(bool ok) {
   grpc_slice_unref(bytes);
 }
 
-CallServer::CallServer(Open open, int sleeping) : open_(std::move(open)), sleeping_(sleeping) {}
-
 CallServer::~CallServer() { CHECK(!thread_.joinable()); }
 
 void CallServer::Start(grpc::ServerBuilder& builder) {
@@ -181,10 +175,6 @@ void CallServer::Start(grpc::ServerBuilder& builder) {
   queue_ = builder.AddCompletionQueue();
   server_ = builder.BuildAndStart();
   CHECK(server_ != nullptr);  // It binds nothing: it can't fail.
-  queues_[0].ends = queue_->cq();
-  for (std::size_t i = 1; i < queues_.size(); ++i) {
-    queues_[i].ends = grpc_completion_queue_create_for_next(nullptr);
-  }
   Await();
   thread_ = std::thread([this] { Serve(); });
 }
@@ -195,27 +185,13 @@ void CallServer::Stop(std::chrono::system_clock::time_point deadline) {
   while (const int calls = calls_) calls_.wait(calls);
   queue_->Shutdown();
   thread_.join();
-  for (std::size_t i = 1; i < queues_.size(); ++i) {
-    grpc_completion_queue_shutdown(queues_[i].ends);  // Nothing is under way.
-    CHECK(grpc_completion_queue_next(queues_[i].ends, gpr_inf_future(GPR_CLOCK_REALTIME), nullptr)
-              .type == GRPC_QUEUE_SHUTDOWN);
-    grpc_completion_queue_destroy(queues_[i].ends);
-  }
-}
-
-CallServer::Queue& CallServer::RoomForOne() {
-  if (queues_[0].calls < sleeping_) return queues_[0];
-  return *std::min_element(queues_.begin() + 1, queues_.end(),
-                           [](const Queue& a, const Queue& b) { return a.calls < b.calls; });
 }
 
 void CallServer::Await() {
-  Queue& queue = RoomForOne();
   ++calls_;
-  ++queue.calls;
-  auto* call = new ServerCall(queue);
+  auto* call = new ServerCall;
   CHECK(grpc_server_request_call(server_->c_server(), &call->call_, &call->details_,
-                                 &call->metadata_, queue.ends, queue_->cq(),
+                                 &call->metadata_, queue_->cq(), queue_->cq(),
                                  &call->opened_) == GRPC_CALL_OK);
 }
 
@@ -224,36 +200,18 @@ void CallServer::Serve() {
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
   for (;;) {
-    bool heard = false;
-    const bool pauses = beyond_ != 0;
-    const gpr_timespec until =
-        pauses ? gpr_inf_past(GPR_CLOCK_REALTIME) : gpr_inf_future(GPR_CLOCK_REALTIME);
-    for (std::size_t i = 0; i < (pauses ? queues_.size() : 1); ++i) {
-      if (i > 0 && queues_[i].calls == 0) continue;
-      for (int turn = 0; turn < (pauses ? kHeardInTurn : 1); ++turn) {
-        const grpc_event ended = grpc_completion_queue_next(queues_[i].ends, until, nullptr);
-        if (ended.type == GRPC_QUEUE_SHUTDOWN && i == 0) return;
-        if (ended.type != GRPC_OP_COMPLETE) break;
-        heard = true;
-        Hear(ended);
-      }
+    const grpc_event heard =
+        grpc_completion_queue_next(queue_->cq(), gpr_inf_future(GPR_CLOCK_REALTIME), nullptr);
+    if (heard.type == GRPC_QUEUE_SHUTDOWN) return;
+    const ServerCall::Tag& tag = *static_cast<ServerCall::Tag*>(heard.tag);
+    ServerCall* const call = tag.call;
+    if (tag.event == ServerCall::Event::kOpened && heard.success != 0) {
+      Await();
+      call->handler_ = open_(*call);
+    } else if (call->On(tag.event, heard.success != 0)) {
+      delete call;
+      if (--calls_ == 0) calls_.notify_all();
     }
-    if (!heard) std::this_thread::sleep_for(kPauseForMore);
-  }
-}
-
-void CallServer::Hear(const grpc_event& ended) {
-  const ServerCall::Tag& tag = *static_cast<ServerCall::Tag*>(ended.tag);
-  ServerCall* const call = tag.call;
-  if (tag.event == ServerCall::Event::kOpened && ended.success != 0) {
-    if (IsBeyond(*call)) ++beyond_;
-    Await();
-    call->handler_ = open_(*call);
-  } else if (call->On(tag.event, ended.success != 0)) {
-    --call->queue_.calls;
-    if (IsBeyond(*call) && tag.event != ServerCall::Event::kOpened) --beyond_;
-    delete call;
-    if (--calls_ == 0) calls_.notify_all();
   }
 }
 

@@ -1,13 +1,10 @@
 #pragma once
 
-// The server's side of gRPC: every call of every method on one thread, by gRPC's core
-// (grpc/grpc.h). Its C++ interfaces watch each call for its end by one more operation than is
-// needed here, and the threads of the callback interface wake each other.
-//
-// The first calls share a completion queue on which the thread sleeps. What goes beyond them is
-// spread over others, and while there is any the thread looks at all queues each 2 ms, as network
-// cards moderate their interrupts: at 10,000 heartbeats a second it costs more to be woken for each
-// than to hear them, and Debian's gRPC searches all operations of a queue for each that ends.
+// The server's side of gRPC: every call of every method on one thread and one completion queue, by
+// gRPC's core (grpc/grpc.h). Its C++ interfaces watch each call for its end by one more operation
+// than is needed here, and Debian's gRPC searches all operations under way for each that ends. The
+// threads of the callback interface also wake each other. At 10,000 sessions that was a quarter of
+// what the coordinator cost.
 //
 // A call is raw bytes here. Its handler hears of it on the server's thread; what is asked of it may
 // be asked from any, one of a kind at a time.
@@ -79,10 +76,6 @@ class ServerCall {
 
  private:
   friend class CallServer;
-  struct Queue {
-    grpc_completion_queue* ends = nullptr;
-    int calls = 0;  // That live, and the one that is awaited.
-  };
   enum class Event { kOpened, kRead, kWritten, kFinished, kOver };
   struct Tag {
     ServerCall* call;
@@ -90,12 +83,11 @@ class ServerCall {
   };
   class Batch;
 
-  explicit ServerCall(Queue& queue);
+  ServerCall();
   bool On(Event event, bool ok);  // Whether it was the last.
   void HearRead(bool ok);
   void Send(Batch& batch, const grpc::Slice* message);
 
-  Queue& queue_;
   grpc_call* call_ = nullptr;  // Owned, as are the next ones.
   grpc_call_details details_;
   grpc_metadata_array metadata_;
@@ -113,8 +105,7 @@ class CallServer {
   // Of a new call, on the server's thread. Null: it was finished there and then.
   using Open = std::function<std::unique_ptr<CallHandler>(ServerCall& call)>;
 
-  // `sleeping`: how many calls may share the queue on which the thread sleeps.
-  explicit CallServer(Open open, int sleeping = 512);
+  explicit CallServer(Open open) : open_(std::move(open)) {}
   ~CallServer();  // REQUIRES: Stop has returned, or Start was never called.
   CallServer(const CallServer&) = delete;
   CallServer& operator=(const CallServer&) = delete;
@@ -129,22 +120,12 @@ class CallServer {
   std::shared_ptr<grpc::Channel> InProcessChannel() { return server_->InProcessChannel({}); }
 
  private:
-  using Queue = ServerCall::Queue;
-
-  Queue& RoomForOne();
-  bool IsBeyond(const ServerCall& call) const { return &call.queue_ != &queues_[0]; }
   void Await();
   void Serve();
-  void Hear(const grpc_event& ended);
 
   const Open open_;
-  const int sleeping_;
   grpc::AsyncGenericService all_methods_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
-  // Of the server's thread. The first is queue_, which hears of new calls. A call's queue is chosen
-  // before it comes, and never changed.
-  std::array<Queue, 33> queues_;
-  int beyond_ = 0;  // Calls that were opened in another than the first.
   std::unique_ptr<grpc::Server> server_;
   std::atomic<int> calls_ = 0;  // Those that live, and the one that is awaited.
   std::thread thread_;

@@ -3,7 +3,6 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
@@ -11,7 +10,6 @@
 #include <mutex>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <vector>
 
 #include "proto/coordinator.grpc.pb.h"
@@ -70,13 +68,8 @@ class Recorder final : public CallHandler {
   Heard& heard_;
 };
 
-// How many calls may share the first queue: in the others all else is the same.
-constexpr int kAllSleep = 512, kNoneSleeps = 0;
-
-class CallServerFixture : public ::testing::Test {
+class CallServerTest : public ::testing::Test {
  protected:
-  explicit CallServerFixture(int sleeping)
-      : server_([this](ServerCall& call) { return Open(call); }, sleeping) {}
   void SetUp() override {
     grpc::ServerBuilder builder;
     builder.AddListeningPort(Target(), grpc::InsecureServerCredentials());
@@ -105,23 +98,16 @@ class CallServerFixture : public ::testing::Test {
   testing::TempDir folder_;
   Heard heard_;
   bool stopped_ = false;
-  virtual std::unique_ptr<CallHandler> Open(ServerCall& call) {
+  CallServer server_{[this](ServerCall& call) -> std::unique_ptr<CallHandler> {
     if (call.method() == "/regroup.v1.Coordinator/ForgetNode") {
       call.Finish(grpc::Status(grpc::StatusCode::PERMISSION_DENIED, "no"));
       return nullptr;
     }
     return std::make_unique<Recorder>(heard_, call);
-  }
-  CallServer server_;
+  }};
 };
 
-class CallServerTest : public ::testing::WithParamInterface<int>, public CallServerFixture {
- protected:
-  CallServerTest() : CallServerFixture(GetParam()) {}
-};
-INSTANTIATE_TEST_SUITE_P(Queues, CallServerTest, ::testing::Values(kAllSleep, kNoneSleeps));
-
-TEST_P(CallServerTest, MessagesGoBothWaysAndTheEndIsSaidOnce) {
+TEST_F(CallServerTest, MessagesGoBothWaysAndTheEndIsSaidOnce) {
   const auto stub = Dial();
   grpc::ClientContext context;
   const auto stream = stub->Session(&context);
@@ -151,19 +137,15 @@ TEST_P(CallServerTest, MessagesGoBothWaysAndTheEndIsSaidOnce) {
   EXPECT_EQ(heard_.Text(), "a b written end ");
 }
 
-class CallServerBothWaysTest : public ::testing::WithParamInterface<std::tuple<bool, int>>,
-                               public CallServerFixture {
+class CallServerBothWaysTest : public CallServerTest, public ::testing::WithParamInterface<bool> {
  protected:
-  CallServerBothWaysTest() : CallServerFixture(std::get<1>(GetParam())) {}
   void SetUp() override {
-    heard_.watch = std::get<0>(GetParam());
-    CallServerFixture::SetUp();
+    heard_.watch = GetParam();
+    CallServerTest::SetUp();
   }
   bool HeardOfTheEnd() { return heard_.Has("end") && (!heard_.watch || heard_.Has("cancelled")); }
 };
-INSTANTIATE_TEST_SUITE_P(WatchedOrNot, CallServerBothWaysTest,
-                         ::testing::Combine(::testing::Bool(),
-                                            ::testing::Values(kAllSleep, kNoneSleeps)));
+INSTANTIATE_TEST_SUITE_P(WatchedOrNot, CallServerBothWaysTest, ::testing::Bool());
 
 TEST_P(CallServerBothWaysTest, AReadFailsByFinish) {
   const auto stub = Dial();
@@ -193,7 +175,7 @@ TEST_P(CallServerBothWaysTest, ACallThatIsCancelledLivesUntilItIsFinished) {
   stream->Finish();
 }
 
-TEST_P(CallServerTest, WhatIsCutHereIsCancelledThere) {
+TEST_F(CallServerTest, WhatIsCutHereIsCancelledThere) {
   const auto stub = Dial();
   grpc::ClientContext context;
   const auto stream = stub->Session(&context);
@@ -206,7 +188,7 @@ TEST_P(CallServerTest, WhatIsCutHereIsCancelledThere) {
   EXPECT_TRUE(Eventually([&] { return heard_.gone.load(); }));
 }
 
-TEST_P(CallServerTest, ADeadlineIsKnownAndCancels) {
+TEST_F(CallServerTest, ADeadlineIsKnownAndCancels) {
   const auto stub = Dial();
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + 300ms);
@@ -221,7 +203,7 @@ TEST_P(CallServerTest, ADeadlineIsKnownAndCancels) {
 }
 
 // As its reply is on the way, in a window that it does not open.
-TEST_P(CallServerTest, WhoLeavesBeforeTheReplyIsTakenIsTold) {
+TEST_F(CallServerTest, WhoLeavesBeforeTheReplyIsTakenIsTold) {
   auto stub = Dial();
   grpc::ClientContext context;
   auto stream = stub->Session(&context);
@@ -238,7 +220,7 @@ TEST_P(CallServerTest, WhoLeavesBeforeTheReplyIsTakenIsTold) {
 }
 
 // A status with details that is still to be sent when its call has been told to end.
-TEST_P(CallServerTest, AStatusHasItsDetailsAndAGoodEndHasNone) {
+TEST_F(CallServerTest, AStatusHasItsDetailsAndAGoodEndHasNone) {
   const auto stub = Dial();
   {
     grpc::ClientContext context;
@@ -261,7 +243,7 @@ TEST_P(CallServerTest, AStatusHasItsDetailsAndAGoodEndHasNone) {
 }
 
 // Whoever is opened while the server stops is refused or ended, and Stop waits for no other.
-TEST_P(CallServerTest, CallsMayComeWhileItStops) {
+TEST_F(CallServerTest, CallsMayComeWhileItStops) {
   std::atomic<bool> over = false;
   std::vector<std::thread> callers;
   for (int i = 0; i < 4; ++i) {
@@ -280,7 +262,7 @@ TEST_P(CallServerTest, CallsMayComeWhileItStops) {
   for (std::thread& caller : callers) caller.join();
 }
 
-TEST_P(CallServerTest, ACallMayBeFinishedAsItIsOpened) {
+TEST_F(CallServerTest, ACallMayBeFinishedAsItIsOpened) {
   const auto stub = Dial();
   for (int i = 0; i < 100; ++i) {
     grpc::ClientContext context;
@@ -307,91 +289,6 @@ TEST_P(CallServerBothWaysTest, StopCancelsWhatIsNotOverAndWaitsForIt) {
   EXPECT_TRUE(heard_.gone);
   finisher.join();
   EXPECT_FALSE(stream->Finish().ok());
-}
-
-// Says what it hears, and how often its thread has slept so far.
-class Echo final : public CallHandler {
- public:
-  explicit Echo(ServerCall& call) : call_(call) { call_.Read(); }
-  void OnRead(std::optional<std::string_view> message) override {
-    if (!message) return call_.Finish(grpc::Status::OK);
-    pb::AgentMessage heard;
-    ASSERT_TRUE(Parse(*message, heard));
-    rusage use{};
-    getrusage(RUSAGE_THREAD, &use);
-    pb::CoordinatorMessage said;
-    said.mutable_welcome()->set_name(heard.hello().name());
-    said.mutable_welcome()->set_epoch(static_cast<std::uint64_t>(use.ru_nvcsw));
-    call_.Write(Serialised(said));
-  }
-  void OnWritten(bool /*ok*/) override { call_.Read(); }
-
- private:
-  ServerCall& call_;
-};
-
-class CallServerQueuesTest : public CallServerFixture {
- protected:
-  using Session = grpc::ClientReaderWriter<pb::AgentMessage, pb::CoordinatorMessage>;
-  struct Client {
-    grpc::ClientContext context;
-    std::unique_ptr<Session> session;
-  };
-
-  CallServerQueuesTest() : CallServerFixture(/*sleeping=*/3) {}
-  std::unique_ptr<CallHandler> Open(ServerCall& call) override {
-    return std::make_unique<Echo>(call);
-  }
-  std::unique_ptr<Client> Begin() {
-    auto client = std::make_unique<Client>();
-    client->session = stub_->Session(&client->context);
-    return client;
-  }
-  // How often the server's thread has slept.
-  std::uint64_t Say(Client& client, const std::string& name) {
-    pb::AgentMessage message;
-    message.mutable_hello()->set_name(name);
-    pb::CoordinatorMessage said;
-    EXPECT_TRUE(client.session->Write(message) && client.session->Read(&said));
-    EXPECT_EQ(said.welcome().name(), name);
-    return said.welcome().epoch();
-  }
-  static void End(Client& client) {
-    client.session->WritesDone();
-    EXPECT_TRUE(client.session->Finish().ok());
-  }
-
-  std::unique_ptr<pb::Coordinator::Stub> stub_ = Dial();
-};
-
-TEST_F(CallServerQueuesTest, CallsOfAllQueuesAreHeardAndOnlyThenItLooksByTheClock) {
-  constexpr int kCalls = 100;  // Some queues have several.
-  constexpr std::uint64_t kLooks = 20;
-  const std::unique_ptr<Client> first = Begin();
-  for (int round = 0; round < 2; ++round) {
-    std::vector<std::unique_ptr<Client>> others;
-    for (int i = 0; i < kCalls; ++i) others.push_back(Begin());
-    for (int i = 0; i < 3 * kCalls; ++i) Say(*others.at(i % kCalls), std::to_string(i));
-    const std::uint64_t crowded = Say(*first, "crowded");
-    std::this_thread::sleep_for(500ms);
-    EXPECT_GT(Say(*first, "still"), crowded + kLooks);
-    for (const auto& other : others) End(*other);
-    Say(*first, "alone");  // What ended is over by then, or soon.
-    std::this_thread::sleep_for(100ms);
-    const std::uint64_t alone = Say(*first, "alone");
-    std::this_thread::sleep_for(500ms);
-    EXPECT_LT(Say(*first, "alone"), alone + kLooks);
-    // The queue of the first that comes now was chosen while all were here.
-    const std::unique_ptr<Client> stale = Begin();
-    Say(*stale, "stale");
-    End(*stale);
-    const std::unique_ptr<Client> next = Begin();
-    const std::uint64_t few = Say(*next, "few");
-    std::this_thread::sleep_for(500ms);
-    EXPECT_LT(Say(*next, "few"), few + kLooks) << "there is room in the first queue again";
-    End(*next);
-  }
-  End(*first);
 }
 
 std::string_view Text(const grpc::Slice& slice) {
