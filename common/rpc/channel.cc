@@ -2,7 +2,6 @@
 
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
-#include <grpcpp/support/channel_arguments.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -21,25 +20,30 @@ int Milliseconds(Duration duration) {
 }
 
 grpc::ChannelArguments Arguments(const DialOptions& options, bool loopback) {
-  grpc::ChannelArguments arguments;
+  grpc::ChannelArguments arguments = TransportArguments(options);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  // server.cc says why. Lists and logs come this way.
-  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1 << 20);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, Milliseconds(options.first_backoff));
   // gRPC's name for how long one attempt to connect may take.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, Milliseconds(options.connect_limit));
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS,
                    Milliseconds(loopback ? options.first_backoff
                                          : std::max(options.first_backoff, options.max_backoff)));
-  // Keepalive stays off: sessions have heartbeats of their own, other calls have deadlines.
-  arguments.SetMaxReceiveMessageSize(options.max_receive_bytes);
   return arguments;
 }
 
 }  // namespace
+
+grpc::ChannelArguments TransportArguments(const DialOptions& options) {
+  grpc::ChannelArguments arguments;
+  // server.cc says why. Lists and logs come this way.
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1 << 20);
+  // Keepalive stays off: sessions have heartbeats of their own, other calls have deadlines.
+  arguments.SetMaxReceiveMessageSize(options.max_receive_bytes);
+  return arguments;
+}
 
 Connection Dial(const Address& address, const DialOptions& options) {
   CHECK(io::IsIp(address.host));

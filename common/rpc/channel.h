@@ -5,6 +5,7 @@
 // refused dial).
 
 #include <grpcpp/channel.h>
+#include <grpcpp/support/channel_arguments.h>
 
 #include <memory>
 #include <string>
@@ -27,6 +28,9 @@ struct DialOptions {
   Duration connect_limit = std::chrono::seconds(5);  // Of one attempt.
   int max_receive_bytes = kMaxReplyBytes;
 };
+
+// How gRPC uses a connection, whoever made it. Part of what a dial's channel is given.
+grpc::ChannelArguments TransportArguments(const DialOptions& options);
 
 // A channel and what has to live as long as it does. Copies share it. Channels never share a
 // connection with another one, even to the same address.

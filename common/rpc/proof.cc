@@ -169,10 +169,8 @@ absl::StatusOr<Connection> DialProved(const Address& address, std::string_view t
   connection.target = io::FormatAddress(address);
   ASSIGN_OR_RETURN(io::UniqueFd fd, Connect(address, until));
   RETURN_IF_ERROR(ProveTo(fd.get(), token, connection.target, until));
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(options.max_receive_bytes);
-  connection.channel =
-      grpc::CreateCustomInsecureChannelFromFd(connection.target, fd.release(), arguments);
+  connection.channel = grpc::CreateCustomInsecureChannelFromFd(connection.target, fd.release(),
+                                                               TransportArguments(options));
   return connection;
 }
 

@@ -84,7 +84,8 @@ constexpr int kDescriptorsKept = 500;
 struct Part {
   int first = 0, count = 0;
   std::string socket;      // Or
-  std::uint16_t port = 0;  // over TCP.
+  std::uint16_t port = 0;  // over TCP,
+  std::string token;       // which is proved.
 };
 
 double Now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
@@ -103,6 +104,7 @@ int BeFleet(const Part& part) {
       LogicalAgentOptions options;
       if (part.socket.empty()) options.coordinator = {"127.0.0.1", part.port};
       options.socket_path = part.socket;
+      options.token = part.token;
       options.name = "node" + std::to_string(part.first + i);
       fleet.Add(options);
     }
@@ -134,7 +136,9 @@ class FleetProcess {
                                       "--part-count",
                                       std::to_string(part.count),
                                       "--part-port",
-                                      std::to_string(part.port)};
+                                      std::to_string(part.port),
+                                      "--part-token",
+                                      part.token};
     if (!part.socket.empty()) words.push_back("--part-socket=" + part.socket);
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
@@ -169,7 +173,8 @@ class FleetProcess {
 
 using Fleets = std::vector<std::unique_ptr<FleetProcess>>;
 
-Fleets StartFleets(int agents, const std::string& socket, std::uint16_t port) {
+// Each with a part of `whole`.
+Fleets StartFleets(int agents, const Part& whole) {
   const int room = (static_cast<int>(std::min<std::size_t>(io::RaiseDescriptorLimit(), 1u << 20)) -
                     kDescriptorsKept) /
                    kDescriptorsEach;
@@ -177,7 +182,10 @@ Fleets StartFleets(int agents, const std::string& socket, std::uint16_t port) {
   Fleets fleets;
   for (int i = 0, first = 0; i < processes; ++i) {
     const int count = agents / processes + (i < agents % processes ? 1 : 0);
-    fleets.push_back(std::make_unique<FleetProcess>(Part{first, count, socket, port}));
+    Part part = whole;
+    part.first = first;
+    part.count = count;
+    fleets.push_back(std::make_unique<FleetProcess>(part));
     first += count;
   }
   return fleets;
@@ -210,7 +218,9 @@ std::optional<double> MeasureFloor(const std::string& folder, int agents, int be
     if (ms == 10'000) return std::nullopt;
     usleep(1'000);
   }
-  const Fleets fleets = StartFleets(agents, socket, 0);
+  Part whole;
+  whole.socket = socket;
+  const Fleets fleets = StartFleets(agents, whole);
   if (!LastOf(fleets)) return std::nullopt;
   return ShareOfCore(process.pid(), beat_seconds);
 }
@@ -219,11 +229,11 @@ std::optional<Sample> Measure(const std::string& regroup, const std::string& fol
                               const std::vector<int>& sizes, bool tcp, int beat_seconds) {
   const std::uint16_t port = regroup::testing::FreePort();
   CoordinatorProcess process;
-  process.Start({regroup, "coordinator", "--insecure", "--state-dir", folder, "--listen",
+  process.Start({regroup, "coordinator", "--state-dir", folder, "--listen",
                  "127.0.0.1:" + std::to_string(port)},
                 folder + ".log");
-  const std::string socket = CoordinatorFolder(folder, port) + "/" + kCoordinatorSocketName;
-  CoordinatorClient client(socket);
+  const std::string own = CoordinatorFolder(folder, port) + "/";
+  CoordinatorClient client(own + kCoordinatorSocketName);
   std::vector<JobId> jobs;
   int agents = 0;
   for (const int size : sizes) {
@@ -232,7 +242,14 @@ std::optional<Sample> Measure(const std::string& regroup, const std::string& fol
   }
   const double empty = ResidentKibibytes(process.pid());
   const double begin = Now();
-  const Fleets fleets = StartFleets(agents, tcp ? "" : socket, port);
+  Part whole;
+  whole.port = port;
+  if (tcp) {
+    std::ifstream(own + kCoordinatorTokenName) >> whole.token;
+  } else {
+    whole.socket = own + kCoordinatorSocketName;
+  }
+  const Fleets fleets = StartFleets(agents, whole);
   const std::optional<double> joined = LastOf(fleets);
   const std::optional<double> formed = LastOf(fleets);
   if (!joined || !formed) return std::nullopt;
@@ -269,11 +286,12 @@ int Main(int argc, char** argv) {
                  "formed: seconds; cpu: of a core, while they beat; floor: that, over what gRPC "
                  "alone takes; kib: an agent")
       ->check(CLI::IsMember({"formed", "cpu", "floor", "kib"}));
-  app.add_flag("--unix", unix_socket, "by the Unix socket: a session over TCP takes 3 descriptors");
+  app.add_flag("--unix", unix_socket, "by the Unix socket");
   app.add_option("--repeats", repeats);
   app.add_option("--part-first", part.first)->group("");  // What this program starts itself with.
   app.add_option("--part-count", part.count)->group("");
   app.add_option("--part-port", part.port)->group("");
+  app.add_option("--part-token", part.token)->group("");
   app.add_option("--part-socket", part.socket)->group("");
   app.add_option("--floor", floor)->group("");
   CLI11_PARSE(app, argc, argv);
@@ -317,7 +335,7 @@ int Main(int argc, char** argv) {
       setup, sizeof setup,
       "jobs of %s logical agents in %d other processes, a session each over %s, one journal on "
       "disk: %s; from the first dial to formed at most %.2f s, %.2f CPU seconds of the coordinator",
-      SumText(sizes).c_str(), most.processes, unix_socket ? "the Unix socket" : "TCP",
+      SumText(sizes).c_str(), most.processes, unix_socket ? "the Unix socket" : "TCP with a proof",
       measured.at(what).c_str(), most.all, most.until_formed);
   std::printf("%s\n", nlohmann::json{{"samples", samples}, {"setup", setup}}.dump().c_str());
   return 0;

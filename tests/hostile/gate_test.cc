@@ -3,8 +3,12 @@
 #include <gmock/gmock.h>
 #include <grpcpp/completion_queue.h>
 #include <grpcpp/generic/generic_stub.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+
+#include <filesystem>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/user_error.h"
@@ -15,6 +19,7 @@
 #include "common/rpc/describe_listener.h"
 #include "common/rpc/proof.h"
 #include "launcher/coordinator/core/authority.h"
+#include "launcher/coordinator/shell/http2_meter.h"
 #include "tests/hostile/fake_agent/fake_agent.h"
 #include "tests/launcher/coordinator/shell/daemon_fixture.h"
 
@@ -98,6 +103,96 @@ TEST_F(Gated, WithItEverythingIs) {
   EXPECT_TRUE(client.Submit(SubmittedJob("job", 1, 1), "key").ok());
   EXPECT_TRUE(client.ReadJob("job").ok());
   EXPECT_TRUE(agent.TakeJob().has_value());
+}
+
+int SocketsOfThisProcess() {
+  int sockets = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string what = std::filesystem::read_symlink(entry, gone).string();
+    sockets += what.rfind("socket:", 0) == 0 ? 1 : 0;
+  }
+  return sockets;
+}
+
+// Its holder may run programs everywhere: no gate counts what it does.
+TEST_F(Gated, WhoHasProvedItTakesOneDescriptor) {
+  constexpr int kClients = 20;
+  const int before = SocketsOfThisProcess();
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < kClients; ++i) {
+    clients.push_back(std::make_unique<Client>(*DialProved(At(), token_)));
+    ASSERT_TRUE(clients.back()->Submit(SubmittedJob("job", 1, 1), absl::StrCat("key-", i)).ok());
+  }
+  EXPECT_EQ(SocketsOfThisProcess() - before, 2 * kClients);  // The client's is of this process too.
+}
+
+// Passes one connection on to another address, and counts what HTTP/2 on it is no stream's.
+class CountingRelay {
+ public:
+  explicit CountingRelay(const Address& to) {
+    listener_ = *io::BindTcp(at_);
+    at_ = *io::LocalAddressOf(listener_.get());
+    EXPECT_TRUE(io::ListenAt(listener_.get()).ok());
+    thread_ = std::thread([this, to] { Pass(to); });
+  }
+  ~CountingRelay() {
+    if (thread_.joinable()) thread_.join();
+  }
+  const Address& at() const { return at_; }
+  // Once either end has closed.
+  const Http2Counts& counts() {
+    if (thread_.joinable()) thread_.join();
+    return counts_;
+  }
+
+ private:
+  void Pass(const Address& to) {
+    const io::UniqueFd caller(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const io::SocketAddress address = *io::ToSocketAddress(to);
+    const io::UniqueFd server(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(::connect(server.get(), address.get(), address.size), 0);
+    pollfd both[2] = {{caller.get(), POLLIN, 0}, {server.get(), POLLIN, 0}};
+    std::size_t proof = kProofMagic.size() + kNonceBytes + kProofBytes;
+    Http2Meter meter(Http2Meter::From::kClient);
+    std::vector<char> piece(1 << 20);
+    while (::poll(both, 2, 10'000) > 0) {
+      for (int from = 0; from < 2; ++from) {
+        if (both[from].revents == 0) continue;
+        const ssize_t got = ::recv(both[from].fd, piece.data(), piece.size(), 0);
+        if (got <= 0) return;
+        std::string_view bytes(piece.data(), static_cast<std::size_t>(got));
+        ASSERT_EQ(::send(both[1 - from].fd, bytes.data(), bytes.size(), MSG_NOSIGNAL), got);
+        if (from == 1) continue;
+        const std::size_t skipped = std::min(proof, bytes.size());
+        proof -= skipped;
+        bytes.remove_prefix(skipped);
+        meter.Take(bytes, Instant{}, counts_);  // All in one second.
+      }
+    }
+  }
+
+  Address at_{"127.0.0.1", 0};
+  io::UniqueFd listener_;
+  Http2Counts counts_;
+  std::thread thread_;
+};
+
+// gRPC's probes of the bandwidth, pings after what was read, double what a session costs.
+TEST_F(Gated, WhoHasProvedItPingsForNothing) {
+  CountingRelay relay(At());
+  {
+    Client client(*DialProved(relay.at(), token_));
+    for (int i = 0; i < 20; ++i) {
+      ASSERT_TRUE(client.Submit(SubmittedJob("job", 1, 1), absl::StrCat("key-", i)).ok());
+      pb::ReadRequest jobs;
+      jobs.set_what(pb::ReadRequest::WHAT_JOBS);
+      ASSERT_TRUE(client.Read(jobs).ok());
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // It probes at most so often.
+    }
+  }
+  EXPECT_GE(relay.counts().streams, 40);
+  EXPECT_LE(relay.counts().controls, 4);  // Settings, and their acknowledgement.
 }
 
 TEST_F(Gated, AnotherTokenIsToldApartOnBothSides) {

@@ -105,8 +105,11 @@ absl::Status AddHead(const Identity& identity, const MemoryUse& memory, const Re
 // As gRPC names where a call came from. Unset: none of the ways that the listener opens.
 std::optional<Caller> CallerOf(const std::string& peer, bool insecure) {
   if (absl::StartsWith(peer, "unix:")) return Caller::kHost;
-  // The counting gate names its ends after the peers (tcp_gate.h).
-  if (absl::StartsWith(peer, "unix-abstract:")) return insecure ? Caller::kAnyone : Caller::kToken;
+  // The counting gate, for those who have proved nothing, names its ends after the peers
+  // (tcp_gate.h); who has proved the token comes as he is.
+  if (absl::StartsWith(peer, "unix-abstract:") && insecure) return Caller::kAnyone;
+  const bool direct = absl::StartsWith(peer, "ipv4:") || absl::StartsWith(peer, "ipv6:");
+  if (direct && !insecure) return Caller::kToken;
   return std::nullopt;
 }
 

@@ -295,7 +295,9 @@ void Listener::HearProof(const std::shared_ptr<Unheard>& unheard) {
         boost::asio::async_write(spoke->descriptor, boost::asio::buffer(spoke->outgoing),
                                  IfHere(spoke, [this](const std::shared_ptr<Unheard>& told) {
                                    if (GaveUp(*told)) return Forget(*told);
-                                   HandOverTcp(told);
+                                   // Nobody has to show a token there, nor may have one.
+                                   if (gate_.takes_everybody) return HandOverTcp(told);
+                                   HandOverProved(told);
                                  }));
       }));
 }
@@ -370,6 +372,13 @@ void Listener::HandOverTcp(const std::shared_ptr<Unheard>& unheard) {
         const std::shared_ptr<Unheard> here = weak.lock();
         if (!error && here && here->descriptor.is_open()) HandOverTcp(here);
       });
+}
+
+void Listener::HandOverProved(const std::shared_ptr<Unheard>& unheard) {
+  repute_.Pays(unheard->ip, io::MonotonicNow());
+  const int fd = unheard->descriptor.release();
+  Forget(*unheard);
+  HandOver(fd, unheard->listener_fd);
 }
 
 void Listener::HandOver(int fd, int listener_fd) {

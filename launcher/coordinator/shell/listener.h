@@ -8,9 +8,9 @@
 // caller with a token opens with kProofMagic (proof.h) and reaches gRPC once it has proved that it
 // knows ours; a client of gRPC opens with "PRI" and, unless everybody is taken, is told that it has
 // to; one of PyTorch's TCPStore opens with an opcode and comes from a member's address. One that
-// has not got so far within 10 s is closed, and the oldest such when there are 4096. What comes
-// over TCP reaches gRPC through a gate that counts (tcp_gate.h), and an address whose connections
-// were no good waits (repute.h).
+// has not got so far within 10 s is closed, and the oldest such when there are 4096. Who has proved
+// nothing, under --insecure, reaches gRPC through a gate that counts (tcp_gate.h), and an address
+// whose connections were no good waits (repute.h).
 
 #include <grpcpp/server_builder.h>
 
@@ -116,8 +116,10 @@ class Listener {
   bool MayUseStore(int fd) const;  // On the loop.
   void Forget(Unheard& unheard);
   void HandOver(int fd, int listener_fd);
-  // Through the gate that counts.
+  // Through the gate that counts: it has shown nothing.
   void HandOverTcp(const std::shared_ptr<Unheard>& unheard);
+  // With the token it may run programs everywhere.
+  void HandOverProved(const std::shared_ptr<Unheard>& unheard);
   bool MayEnter(const Socket& socket, int fd);
 
   boost::asio::io_context& io_;

@@ -269,6 +269,9 @@ void TcpGate::CutOff(const std::string& peer, const char* excess) {
 std::string PeerText(const std::string& grpc_peer) {
   std::string text = absl::StrReplaceAll(
       grpc_peer, {{"%2F", "/"}, {"%3A", ":"}, {"%5B", "["}, {"%5D", "]"}, {"%25", "%"}});
+  // Not through the gate.
+  if (absl::StartsWith(text, "ipv4:") || absl::StartsWith(text, "ipv6:"))
+    return text.substr(text.find(':') + 1);
   const std::size_t from = text.find(kPeerPrefix);
   if (!absl::StartsWith(text, "unix-abstract:") || from == std::string::npos) return text;
   text.erase(0, from + sizeof kPeerPrefix - 1);

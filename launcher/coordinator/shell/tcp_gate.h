@@ -1,9 +1,10 @@
 #pragma once
 
-// What stands between a TCP connection and gRPC: a thread that passes the bytes on and counts
-// frames (http2_meter.h), because gRPC 1.51 lets one connection queue calls without bound. gRPC
-// gets one end of a pair of Unix sockets; the other end is named after the peer, so that neither
-// its log line nor a check of who calls takes it for one of this host's Unix socket.
+// What stands between gRPC and a TCP connection that has proved no token: a thread that passes the
+// bytes on and counts frames (http2_meter.h), because gRPC 1.51 lets one connection queue calls
+// without bound. gRPC gets one end of a pair of Unix sockets; the other end is named after the
+// peer, so that neither its log line nor a check of who calls takes it for one of this host's Unix
+// socket.
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>

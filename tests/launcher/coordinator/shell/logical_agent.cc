@@ -9,10 +9,12 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <deque>
+#include <utility>
 
 #include "common/base/check.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/convert.h"
+#include "common/rpc/proof.h"
 #include "proto/coordinator.grpc.pb.h"
 
 namespace regroup::testing {
@@ -31,8 +33,9 @@ std::int64_t NextPid() {
 
 class LogicalAgent::Impl : public std::enable_shared_from_this<Impl> {
  public:
-  Impl(boost::asio::io_context& io, const LogicalAgentOptions& options)
-      : io_(io), options_(options), redial_timer_(io), heartbeat_timer_(io) {
+  Impl(boost::asio::io_context& io, boost::asio::thread_pool& proving,
+       const LogicalAgentOptions& options)
+      : io_(io), proving_(proving), options_(options), redial_timer_(io), heartbeat_timer_(io) {
     incarnation_ = options.incarnation;
   }
 
@@ -41,6 +44,8 @@ class LogicalAgent::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   void Dial();
+  void OnDialled(absl::StatusOr<Connection> connection);
+  void DialSoon();
   void StopForGood();
   void BreakSession();
   void Die();
@@ -90,10 +95,12 @@ class LogicalAgent::Impl : public std::enable_shared_from_this<Impl> {
   void AcceptWitness(const std::shared_ptr<Witness>& witness);
 
   boost::asio::io_context& io_;
+  boost::asio::thread_pool& proving_;
   const LogicalAgentOptions options_;
   std::uint64_t incarnation_ = 1;
   std::string boot_ = "boot-1";
   bool stopped_ = false;
+  bool proves_ = false;  // On proving_, now.
   Connection connection_;
   std::unique_ptr<pb::Coordinator::Stub> stub_;
   std::shared_ptr<Stream> stream_;
@@ -184,19 +191,23 @@ void LogicalAgent::Impl::Dial() {
   // failure.
   DialOptions dial;
   dial.max_receive_bytes = kMaxSessionMessageBytes;
-  if (options_.socket_path.empty()) {
-    connection_ = regroup::Dial(options_.coordinator, dial);
-  } else {
-    absl::StatusOr<Connection> dialled = DialUnix(options_.socket_path, dial);
-    if (!dialled.ok()) {
-      redial_timer_.expires_after(kRedial);
-      redial_timer_.async_wait([self = shared_from_this()](const auto& error) {
-        if (!error) self->Dial();
-      });
-      return;
-    }
-    connection_ = *std::move(dialled);
-  }
+  if (!options_.socket_path.empty()) return OnDialled(DialUnix(options_.socket_path, dial));
+  if (options_.token.empty()) return OnDialled(regroup::Dial(options_.coordinator, dial));
+  if (std::exchange(proves_, true)) return;
+  boost::asio::post(proving_, [self = shared_from_this(), dial] {
+    absl::StatusOr<Connection> proved =
+        DialProved(self->options_.coordinator, self->options_.token, dial);
+    boost::asio::post(self->io_, [self, proved = std::move(proved)]() mutable {
+      self->proves_ = false;
+      self->OnDialled(std::move(proved));
+    });
+  });
+}
+
+void LogicalAgent::Impl::OnDialled(absl::StatusOr<Connection> connection) {
+  if (stopped_) return;
+  if (!connection.ok()) return DialSoon();
+  connection_ = *std::move(connection);
   stub_ = pb::Coordinator::NewStub(connection_.channel);
   stream_ = std::make_shared<Stream>(shared_from_this(), ++last_stream_);
   stream_->Begin(*stub_);
@@ -313,7 +324,10 @@ void LogicalAgent::Impl::BreakSession() {
       state.attached = false;
     });
   }
-  if (stopped_) return;
+  if (!stopped_) DialSoon();
+}
+
+void LogicalAgent::Impl::DialSoon() {
   redial_timer_.expires_after(kRedial);
   redial_timer_.async_wait([self = shared_from_this()](const auto& error) {
     if (!error) self->Dial();
@@ -531,12 +545,13 @@ LogicalFleet::~LogicalFleet() {
   for (const auto& agent : agents_) {
     agent->impl_->Post([](LogicalAgent::Impl& impl) { impl.StopForGood(); });
   }
+  proving_.join();
   work_.reset();
   thread_.join();
 }
 
 LogicalAgent& LogicalFleet::Add(const LogicalAgentOptions& options) {
-  auto impl = std::make_shared<LogicalAgent::Impl>(io_, options);
+  auto impl = std::make_shared<LogicalAgent::Impl>(io_, proving_, options);
   agents_.push_back(std::unique_ptr<LogicalAgent>(new LogicalAgent(impl)));
   impl->Post([](LogicalAgent::Impl& agent) { agent.Dial(); });
   return *agents_.back();

@@ -5,6 +5,7 @@
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/thread_pool.hpp>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -25,6 +26,7 @@ namespace regroup::testing {
 struct LogicalAgentOptions {
   Address coordinator;      // TCP, or
   std::string socket_path;  // a Unix socket.
+  std::string token;        // What it proves over TCP. Empty: nothing.
   std::string name;         // Node name; its id is "id-" + name unless given.
   std::string id;
   int slots = 1;
@@ -95,6 +97,7 @@ class LogicalFleet {
  private:
   boost::asio::io_context io_{1};
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
+  boost::asio::thread_pool proving_{8};  // Blocks until a coordinator has answered.
   std::vector<std::unique_ptr<LogicalAgent>> agents_;
   std::thread thread_;
 };

@@ -445,7 +445,9 @@ TEST_F(TcpGateTest, AConnectionThatResetsItsStreamsIsCutAndOthersAreServed) {
   EXPECT_TRUE(other.Submit(SubmittedJob("train", 1, 1), "k").ok());
 }
 
-TEST(PeerText, NamesThePeerOfAConnectionThroughTheGate) {
+TEST(PeerText, NamesThePeerOfAConnectionThroughTheGateOrNot) {
+  EXPECT_EQ(PeerText("ipv4:10.0.0.4:5123"), "10.0.0.4:5123");
+  EXPECT_EQ(PeerText("ipv6:%5Bfe80::1%25eth0%5D:5123"), "[fe80::1%eth0]:5123");
   EXPECT_EQ(PeerText("unix-abstract:tcp%2F10.0.0.4%3A5123%2F77.3"), "10.0.0.4:5123");
   EXPECT_EQ(PeerText("unix-abstract:tcp/[fe80::1%25eth0]:5123/77.3"), "[fe80::1%eth0]:5123");
   EXPECT_EQ(PeerText("unix:"), "unix:");
