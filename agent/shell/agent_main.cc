@@ -41,6 +41,8 @@ namespace {
 
 constexpr int kOwnFault = 125, kUsage = 2;
 constexpr char kWorkerSocket[] = "workers";
+// A start hands descriptors over by copies from 64 on; 8 ranks begin with some 80.
+constexpr std::size_t kLeastDescriptors = 128;
 
 std::vector<int> Cpus() {
   cpu_set_t set;
@@ -132,7 +134,12 @@ absl::StatusOr<AgentOptions> CommonOptions(const Node& node) {
   options.groups.boot = node.boot;
   options.groups.cpus = Cpus();
   options.groups.descriptors = OwnDescriptorLimit();
-  io::RaiseDescriptorLimit();
+  if (const std::size_t most = io::RaiseDescriptorLimit(); most < kLeastDescriptors) {
+    return UserError(absl::StatusCode::kFailedPrecondition,
+                     absl::StrCat("this process may open ", most, " descriptors"),
+                     absl::StrCat("a node needs ", kLeastDescriptors, ", its ranks a few more each"),
+                     "raise the hard limit: ulimit -Hn 4096, as root, or LimitNOFILE= of a unit");
+  }
   absl::StatusOr<std::string> cgroups = shim::FindCgroupBase();
   if (cgroups.ok()) {
     options.groups.cgroup_base = *std::move(cgroups);

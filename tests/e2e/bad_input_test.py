@@ -148,6 +148,11 @@ class CommandsAndFiles(BadInput):
             path = self.write("job.yaml", f"name: a\nrun: x\n{field}\n")
             self.refused(self.fx.run("submit", path), 2, f"job.yaml:3: .*{what}", because)
 
+    def test_few_descriptors(self):
+        for words in (("run", "--nproc-per-node", "8", "true"), ("agent", "--coordinator", "127.0.0.1:9")):
+            few = self.fx.start("sh", "-c", 'ulimit -n 100; exec "$@"', "sh", e2e.binary("regroup"), *words)
+            self.refused(few, 125, "may open 100 descriptors", "needs 128", "ulimit -Hn")
+
     def test_missing_program(self):
         bad = self.write("bad", "#!/no/such/interpreter\n", 0o755)
         plain = self.write("plain", "")
