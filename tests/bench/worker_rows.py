@@ -102,6 +102,16 @@ def against_all_reduce(case, rounds=5):
     return measure
 
 
+def plans(case):
+    def measure(bin_dir):
+        path = os.path.join(bin_dir, "bench_plan")
+        if not os.path.exists(path):
+            raise Unavailable("bench_plan was not built")
+        (line,) = (line for line in json_lines([path]) if line["name"] == case)
+        return line["samples"], line["setup"]
+    return measure
+
+
 def step_deaths(every=7):
     """From the kill of a rank before any piece of work of a step until each of the others is back with whole weights."""
     def measure(bin_dir):
@@ -330,6 +340,8 @@ ROWS = [
     Row("a step of the trainer against the bare one", "x", 1.01, 1.0, trainer_against_step()),
     Row("page faults of a training step", "", 0, 0, faults_of_a_step(), judged="min"),
     Row("memory of 4 ranks under ZeRO-3 against their plan", "x", 1.03, 1.0, memory_against_plan("zero-3")),
+    Row("plans of 1024 ranks with 128 micro-batches, made and checked", "s", 1.0, 0.5, plans("plans")),
+    Row("memory of these plans", "MiB", 200.0, 100.0, plans("memory")),
     Row("exposed communication of a DDP step between 2 hosts at 1 Gbit/s", "of it", 0.25, 0.1, exposed()),
     Row("step between 2 hosts at 100 Mbit/s, exchanged in bf16 against f32", "x", 0.7, 0.55, short_exchange()),
     Row("abort to every rank back, 3 ranks", "s", 0.02, 0.005, collective("abort", "--only", "abort")),

@@ -1,6 +1,7 @@
 #include "worker/plan/plan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <numeric>
 #include <set>
@@ -390,6 +391,28 @@ absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& opti
             .instructions = {}};
   PlaceWindows(layout, options, wrapped, plan);
   Planner(layout, options, wrapped, plan).Run();
+  return plan;
+}
+
+absl::StatusOr<std::vector<Plan>> MakePlans(const ParamLayout& layout, PlanOptions options,
+                                            std::span<const int> micro_batches) {
+  CHECK(static_cast<int>(micro_batches.size()) == layout.world());
+  std::vector<Plan> plans;
+  for (int r = 0; r < layout.world(); ++r) {
+    options.rank = r;
+    options.micro_batches = micro_batches[static_cast<std::size_t>(r)];
+    if (r > 0 && options.micro_batches == plans.back().micro_batches) continue;
+    ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, options));
+    plans.push_back(std::move(plan));
+  }
+  return plans;
+}
+
+Plan PlanOf(std::span<const Plan> plans, int rank) {
+  const auto next = std::ranges::upper_bound(plans, rank, {}, &Plan::rank);
+  CHECK(next != plans.begin());
+  Plan plan = *std::prev(next);
+  plan.rank = rank;
   return plan;
 }
 

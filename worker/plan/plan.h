@@ -121,6 +121,14 @@ struct PlanOptions {
 // bucket_bytes < 1, a wrap policy that does not fit the layout.
 absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& options);
 
+// Those of all ranks, of which rank r has micro_batches[r]: one for each run of ranks that do the
+// same, as the first of them. `options`: what they have in common; its rank and micro_batches are
+// not looked at. Errors as of MakePlan. REQUIRES: micro_batches.size() == layout.world().
+absl::StatusOr<std::vector<Plan>> MakePlans(const ParamLayout& layout, PlanOptions options,
+                                            std::span<const int> micro_batches);
+// The one of them that `rank` follows. REQUIRES: a plan of rank 0 is the first.
+Plan PlanOf(std::span<const Plan> plans, int rank);
+
 // Where gradients are kept in fewer bits than they are computed in: where a unit's Backward leaves
 // those in full precision, to be rounded and written or added to what is kept. Units share one
 // place, but for what one Backward writes together. At least a block has room.
@@ -133,7 +141,8 @@ AddMask AddsOf(const Plan& plan, const ParamLayout& layout, UnitId unit, int mic
 // have what it shares.
 std::vector<UnitId> UnitsReadBy(const ParamLayout& layout, UnitId unit);
 
-// Checks the plans of all ranks (plans[r] is rank r's) against each other without running them:
+// Checks the plans of all ranks against each other without running them. Each is that of its rank
+// and of those behind it, up to the rank of the next one; the first is that of rank 0. They have
 // equal collectives in equal order, and equal windows; each micro-batch's forwards in order and its
 // backwards in reverse order, whole or part by part, each with the weights it reads in place, what
 // is gathered rounded where the plan says so, and none of it freed or gathered over while in use;

@@ -29,17 +29,17 @@ absl::StatusOr<std::vector<Plan>> CheckedPlans(const ParamLayout& layout,
                                                const StepRunnerOptions& options,
                                                const std::vector<UnitId>& recomputed,
                                                bool overlap) {
-  std::vector<Plan> plans;
-  for (int r = 0; r < layout.world(); ++r) {
-    PlanOptions of_rank =
-        PlanOptionsOf(options.batch, options.micro_batch, r, layout.world(), recomputed);
-    of_rank.overlap = overlap;
-    of_rank.reshard_after_forward = options.reshard_after_forward;
-    of_rank.wrap = options.wrap;
-    of_rank.bucket_bytes = options.bucket_bytes;
-    ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, of_rank));
-    plans.push_back(std::move(plan));
-  }
+  PlanOptions of_all =
+      PlanOptionsOf(options.batch, options.micro_batch, 0, layout.world(), recomputed);
+  of_all.overlap = overlap;
+  of_all.reshard_after_forward = options.reshard_after_forward;
+  of_all.wrap = options.wrap;
+  of_all.bucket_bytes = options.bucket_bytes;
+  std::vector<int> micro_batches;
+  for (int r = 0; r < layout.world(); ++r)
+    micro_batches.push_back(
+        MicroBatchesOf(RankSlice(options.batch, r, layout.world()).size, options.micro_batch));
+  ASSIGN_OR_RETURN(std::vector<Plan> plans, MakePlans(layout, of_all, micro_batches));
   RETURN_IF_ERROR(CheckPlan(layout, plans));
   return plans;
 }
@@ -96,7 +96,7 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
                    CheckedPlans(layout, options, UnitsRecomputed(model, options.recompute),
                                 backend.tensors.WaitsForNetwork()));
   RETURN_IF_ERROR(AgreeOnPlans(backend.group, layout, plans));
-  runner->plan_ = std::move(plans[static_cast<std::size_t>(rank)]);
+  runner->plan_ = PlanOf(plans, rank);
   if (runner->plan_.overlaps) {
     runner->moves_ = backend.device.NewStream(StreamKind::kMove);
   }
@@ -326,24 +326,18 @@ std::vector<Runner::Weights> StepRunner::RoundingsOf(UnitId unit, const TrainSta
 // What a step with one micro-batch on every rank does before its first backward: gathers are where
 // the forwards need them, and the same on all ranks.
 absl::Status StepRunner::PlanForwards() {
-  std::vector<Plan> plans;
-  for (int r = 0; r < layout_.world(); ++r) {
-    ASSIGN_OR_RETURN(Plan plan,
-                     MakePlan(layout_, {.rank = r,
-                                        .micro_batches = 1,
-                                        .rounds = 1,
-                                        .recomputed = plan_.recomputed,
-                                        .overlap = plan_.overlaps,
-                                        .reshard_after_forward = options_.reshard_after_forward,
-                                        .wrap = options_.wrap}));
-    plans.push_back(std::move(plan));
-  }
-  RETURN_IF_ERROR(CheckPlan(layout_, plans));
-  Plan& own = plans[static_cast<std::size_t>(backend_.group.rank())];
-  CHECK(own.weights == plan_.weights);
-  const auto after = std::ranges::find(own.instructions.rbegin(), own.instructions.rend(),
+  ASSIGN_OR_RETURN(const Plan plan,
+                   MakePlan(layout_, {.micro_batches = 1,
+                                      .rounds = 1,
+                                      .recomputed = plan_.recomputed,
+                                      .overlap = plan_.overlaps,
+                                      .reshard_after_forward = options_.reshard_after_forward,
+                                      .wrap = options_.wrap}));
+  RETURN_IF_ERROR(CheckPlan(layout_, {&plan, 1}));
+  CHECK(plan.weights == plan_.weights);
+  const auto after = std::ranges::find(plan.instructions.rbegin(), plan.instructions.rend(),
                                        Op::kForward, &Instruction::op);
-  forwards_.assign(own.instructions.begin(), after.base());
+  forwards_.assign(plan.instructions.begin(), after.base());
   return absl::OkStatus();
 }
 

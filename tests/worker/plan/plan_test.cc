@@ -700,8 +700,36 @@ TEST(CheckPlan, BucketsMustBeTheSameOnEveryRank) {
   plans[1] = *MakePlan(layout, {.rank = 1, .bucket_bytes = 1});
   EXPECT_EQ(CheckPlan(layout, plans).message(),
             "the collectives of rank 1 are not those of rank 0");
+}
+
+TEST(CheckPlan, APlanIsThatOfTheRanksBehindItToo) {
+  const ParamLayout layout = Layout(3);
+  std::vector<Plan> plans = Plans(layout, {2, 1, 1});
   plans.pop_back();
-  EXPECT_EQ(CheckPlan(layout, plans).message(), "1 plans for world 2");
+  EXPECT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
+  plans[1].rank = 3;
+  EXPECT_EQ(CheckPlan(layout, plans).message(), "plan 1 is of rank 3 of world 3");
+  plans[1].rank = 2;
+  plans.erase(plans.begin());
+  EXPECT_EQ(CheckPlan(layout, plans).message(), "plan 0 is of rank 2 of world 3");
+  EXPECT_EQ(CheckPlan(layout, {}).message(), "no plan");
+}
+
+TEST(MakePlans, RanksThatDoTheSameShareOne) {
+  for (const Strategy strategy : {Strategy::kReplicated, Strategy::kZero1, Strategy::kZero3}) {
+    const ParamLayout layout = Layout(6, /*tied=*/true, strategy);
+    const std::vector<int> counts = {3, 3, 2, 2, 2, 0};
+    const std::vector<Plan> plans = *MakePlans(layout, {.rounds = 3, .overlap = true}, counts);
+    ASSERT_EQ(plans.size(), 3u);
+    EXPECT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
+    for (int r = 0; r < 6; ++r) {
+      const Plan alone = *MakePlan(layout, {.rank = r,
+                                            .micro_batches = counts[static_cast<std::size_t>(r)],
+                                            .rounds = 3,
+                                            .overlap = true});
+      EXPECT_EQ(ToString(PlanOf(plans, r), layout), ToString(alone, layout)) << r;
+    }
+  }
 }
 
 }  // namespace
