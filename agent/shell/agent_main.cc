@@ -61,6 +61,17 @@ std::optional<shim::ResourceLimit> OwnDescriptorLimit() {
   return shim::ResourceLimit{RLIMIT_NOFILE, limit.rlim_cur, limit.rlim_max};
 }
 
+// Before anything is begun.
+absl::Status CheckDescriptorLimit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_max >= kLeastDescriptors)
+    return absl::OkStatus();
+  return UserError(absl::StatusCode::kFailedPrecondition,
+                   absl::StrCat("this process may open ", limit.rlim_max, " descriptors"),
+                   absl::StrCat("a node needs ", kLeastDescriptors, ", its ranks a few more each"),
+                   "raise the hard limit: ulimit -Hn 4096, as root, or LimitNOFILE= of a unit");
+}
+
 // What both kinds of agent need of their node.
 struct Node {
   NodeFolder folder;
@@ -134,12 +145,7 @@ absl::StatusOr<AgentOptions> CommonOptions(const Node& node) {
   options.groups.boot = node.boot;
   options.groups.cpus = Cpus();
   options.groups.descriptors = OwnDescriptorLimit();
-  if (const std::size_t most = io::RaiseDescriptorLimit(); most < kLeastDescriptors) {
-    return UserError(absl::StatusCode::kFailedPrecondition,
-                     absl::StrCat("this process may open ", most, " descriptors"),
-                     absl::StrCat("a node needs ", kLeastDescriptors, ", its ranks a few more each"),
-                     "raise the hard limit: ulimit -Hn 4096, as root, or LimitNOFILE= of a unit");
-  }
+  io::RaiseDescriptorLimit();
   absl::StatusOr<std::string> cgroups = shim::FindCgroupBase();
   if (cgroups.ok()) {
     options.groups.cgroup_base = *std::move(cgroups);
@@ -233,6 +239,7 @@ absl::StatusOr<AgentOptions> LaunchOptions(const LaunchConfig& launch, const Nod
 int RunLaunched(int config_fd) {
   absl::StatusOr<LaunchConfig> launch = ReadLaunchConfig(config_fd);
   if (!launch.ok()) return Tell(launch.status(), kOwnFault);
+  if (absl::Status enough = CheckDescriptorLimit(); !enough.ok()) return Tell(enough, kOwnFault);
   boost::asio::io_context loop(1);
   Agent* agent = nullptr;
   absl::Status early;
@@ -305,6 +312,7 @@ absl::StatusOr<AgentOptions> ServiceOptions(const AgentConfig& config, const Nod
 }
 
 absl::StatusOr<int> RunService(const AgentConfig& config) {
+  RETURN_IF_ERROR(CheckDescriptorLimit());
   ASSIGN_OR_RETURN(StateDirectory state, DefaultStateDirectory(config.state_dir, /*service=*/true));
   ASSIGN_OR_RETURN(const std::string tightened, MakeStateDirectory(state.path));
   obs::LogConfig log_config;

@@ -1,7 +1,9 @@
 #include "common/io/fd.h"
 
+#include <dirent.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include <cerrno>
 #include <string>
@@ -31,6 +33,26 @@ std::size_t RaiseDescriptorLimit() {
     if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) ::getrlimit(RLIMIT_NOFILE, &limit);
   }
   return limit.rlim_cur;
+}
+
+int ShutDownSockets(const std::function<bool(int fd)>& which) {
+  DIR* listing = ::opendir("/proc/self/fd");
+  if (listing == nullptr) return 0;
+  int ended = 0;
+  while (const dirent* entry = ::readdir(listing)) {
+    int number = -1;
+    if (!absl::SimpleAtoi(entry->d_name, &number)) continue;
+    // Its owner may close it meanwhile, and another get its number.
+    const UniqueFd copy(::fcntl(number, F_DUPFD_CLOEXEC, 0));
+    int listens = 1;
+    socklen_t size = sizeof listens;
+    if (!copy || ::getsockopt(copy.get(), SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 ||
+        listens != 0 || !which(copy.get()))
+      continue;
+    if (::shutdown(copy.get(), SHUT_RDWR) == 0) ++ended;
+  }
+  ::closedir(listing);
+  return ended;
 }
 
 absl::Status ErrnoStatus(int error, std::string_view what) {

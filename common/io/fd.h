@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <utility>
 
@@ -40,6 +41,10 @@ class UniqueFd {
 absl::Status Watch(int epoll_fd, int fd, std::uint32_t events);
 // As many descriptors as this process may have; how many that are.
 std::size_t RaiseDescriptorLimit();
+
+// shutdown(2) of both directions of each socket of this process that does not listen and that
+// `which` picks, whoever owns it; `which` is given a copy of its descriptor. How many there were.
+int ShutDownSockets(const std::function<bool(int fd)>& which);
 
 // "<what>: <strerror>", with the code that fits the errno. ErrnoOf gives the number back (0: none).
 absl::Status ErrnoStatus(int error, std::string_view what);

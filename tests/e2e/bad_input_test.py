@@ -152,6 +152,8 @@ class CommandsAndFiles(BadInput):
         for words in (("run", "--nproc-per-node", "8", "true"), ("agent", "--coordinator", "127.0.0.1:9")):
             few = self.fx.start("sh", "-c", 'ulimit -n 100; exec "$@"', "sh", e2e.binary("regroup"), *words)
             self.refused(few, 125, "may open 100 descriptors", "needs 128", "ulimit -Hn")
+        begun = [name for folder in ("coordinator-*", "nodes/*") for name in glob.glob(self.fx.path("state", "regroup", folder))]
+        self.assertFalse(begun)  # No coordinator, and no node taken.
 
     def test_missing_program(self):
         bad = self.write("bad", "#!/no/such/interpreter\n", 0o755)

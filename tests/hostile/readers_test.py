@@ -1,11 +1,16 @@
 """Readers that do not take what they asked for: they share one reply, no more than a few are on their way, others get theirs."""
+import glob
+import hmac
 import re
+import secrets
 import signal
+import socket
+import struct
 import time
 
 import attacked
 from attacked import e2e
-from http2 import DATA, read_request
+from http2 import DATA, PREFACE, SETTINGS, WINDOW, Connection, frame, read_request, submit_request
 
 LIST = read_request(ended=True)
 ONE_NODE = read_request(jobs=False, selector="nobody")
@@ -95,6 +100,68 @@ class SlowReaders(attacked.TestCase):
         begun = time.monotonic()
         self.assertEqual(self.coordinator.wait(20), 0, self.coordinator)
         self.assertLess(time.monotonic() - begun, 5)  # Not the 10 s of gRPC's poller.
+
+
+class Stuck(Connection):
+    """One that may be sent a gigabyte, and reads nothing of it."""
+
+    def __init__(self, address, token=None):  # pylint: disable=super-init-not-called
+        self.socket = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self.socket.settimeout(20)
+        self.socket.connect(address)
+        if token:
+            nonce = secrets.token_bytes(32)
+            self.send(b"REGROUP\x01" + nonce)
+            asked = self.socket.recv(33, socket.MSG_WAITALL)
+            self.send(hmac.digest(token, b"caller\0" + nonce + asked[1:], "sha256"))
+            assert self.socket.recv(33, socket.MSG_WAITALL)[:1] == b"Y"
+        self.stream, self.buffer = -1, b""
+        self.initial, self.room = 65535, {0: 65535}
+        self.send(PREFACE + frame(SETTINGS, 0, struct.pack(">HI", 4, 1 << 30)) + frame(WINDOW, 0, (1 << 30).to_bytes(4, "big")))
+
+
+class StuckReaders(attacked.TestCase):
+    """On whose connections gRPC has something under way for good."""
+
+    def begin(self, way):
+        self.start(*(["--insecure"] if way == "gate" else []))
+        (folder,) = glob.glob(self.fx.path("state", "here", "coordinator-*"))
+        with Connection(folder + "/socket") as client:
+            for i in range(90):
+                self.assertTrue(client.call("Submit", submit_request(f"key-{i}", f"job-{i}", ["x" * 60_000], nodes=2))[0])
+        token = None
+        if way == "proof":
+            with open(folder + "/token", encoding="ascii") as text:
+                token = text.read().strip().encode()
+        reader = Stuck(folder + "/socket" if way == "unix" else ("127.0.0.1", self.port), token)
+        self.addCleanup(reader.socket.close)
+        for _ in range(20):
+            reader.start("Read", LIST)
+        def full():
+            with Connection(folder + "/socket") as other:
+                return b"too many answers are on their way" in other.call("Read", ONE_NODE)[1]
+        e2e.wait_for(full, 10)
+        time.sleep(1)
+
+    def ends(self):
+        self.coordinator.send(signal.SIGTERM)
+        begun = time.monotonic()
+        self.assertEqual(self.coordinator.wait(20), 0, self.coordinator)
+        self.assertLess(time.monotonic() - begun, 8)
+
+    def test_keep_nobody_from_reading_and_no_coordinator_from_ending(self):
+        for way in ("unix", "gate", "proof"):
+            with self.subTest(way):
+                self.begin(way)
+                self.assertEqual(self.fx.run("ps", "-a", timeout=40).code, 0)
+                self.ends()
+
+    def test_keep_no_coordinator_from_ending(self):
+        for way in ("unix", "proof"):
+            with self.subTest(way):
+                self.begin(way)
+                self.ends()
 
 
 if __name__ == "__main__":

@@ -307,7 +307,8 @@ absl::Status Calls::Busy(Instant received, const Question& question) {
                      absl::StrCat("at most ", kMaxWaitsByWord, " may"), "the job's id");
   }
   if (question.wait || !replies_.Full()) return absl::OkStatus();
-  const int cut = replies_.CutSlow(received);
+  auto [cut, stuck] = replies_.CutSlow(received);
+  if (!stuck.empty() && stuck_) stuck_(std::move(stuck));
   const std::optional<int> untold = told_busy_.Due(received);
   if (untold || cut > 0) {
     log_.Warning("a reader has to wait: others have not taken their answers",

@@ -67,6 +67,11 @@ class Calls {
   void OnUntaken(std::function<void(const std::string& grpc_peer)> untaken) {
     untaken_ = std::move(untaken);
   }
+  // Likewise. `stuck`: told, on the loop's thread, whose readers were cut and may keep their
+  // replies from being freed.
+  void OnStuck(std::function<void(std::set<std::string> grpc_peers)> stuck) {
+    stuck_ = std::move(stuck);
+  }
 
   // New calls, on the server's thread.
   std::unique_ptr<CallHandler> Submit(ServerCall& call);
@@ -154,6 +159,7 @@ class Calls {
   const std::function<std::uint64_t()> free_bytes_;
   const std::function<MemoryUse()> memory_;
   std::function<void(const std::string& grpc_peer)> untaken_;
+  std::function<void(std::set<std::string> grpc_peers)> stuck_;
   History history_;
   struct Awaiting {  // The first one's history is being read.
     CallId call;

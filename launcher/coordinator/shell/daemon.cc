@@ -197,6 +197,7 @@ class DaemonImpl final : public Daemon, public Outlet {
         [this](const std::string& peer) { listener_.CutOff(peer, "sessions at once"); });
     calls_.OnHistory([this](const JobId& job, auto done) { ReadHistory(job, std::move(done)); });
     calls_.OnUntaken([this](const std::string& peer) { listener_.Untaken(peer); });
+    calls_.OnStuck([this](std::set<std::string> peers) { EndUnread(std::move(peers)); });
   }
 
   // Who finds the port open looks for the socket at once, by what the lock says; and who finds the
@@ -452,9 +453,21 @@ class DaemonImpl final : public Daemon, public Outlet {
     });
   }
 
+  void EndUnread(std::set<std::string> peers) {
+    boost::asio::post(histories_, [this, peers = std::move(peers)] {
+      const int ended = listener_.connections().EndUnread(peers);
+      log_->Warning("readers were cut and do not read: their connections are ended",
+                    {{"peers", std::to_string(peers.size())}, {"ended", std::to_string(ended)}});
+    });
+  }
+
   void StopServer() {
     if (stopper_.joinable()) return;
-    limit_.cancel();
+    // gRPC waits for what is under way to one that does not read.
+    limit_.expires_after(std::chrono::seconds(2));
+    limit_.async_wait([this](const boost::system::error_code& error) {
+      if (!error) listener_.connections().EndAll();
+    });
     // It waits until every call is over, and calls are finished by the loop: so it runs beside it.
     stopper_ = std::thread([this] {
       server_.Stop(std::chrono::system_clock::now() + std::chrono::milliseconds(500));

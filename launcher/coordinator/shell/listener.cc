@@ -30,6 +30,10 @@ constexpr auto kMoment = std::chrono::milliseconds(1);  // Until the loop has ta
 constexpr int kBelow = 5;                               // By so much nicer than the loop.
 constexpr auto kSilence = std::chrono::seconds(10);
 constexpr int kMostTries = kSilence / kPause;  // To hand one over while descriptors lack.
+// What a peer has not acknowledged, or not read, for so long is not sent any more: its host may
+// have lost power. Longer than silence is not believed (the brake), a cut network ends no
+// connection.
+constexpr int kUntakenMs = 120'000;
 constexpr auto kRefrain = std::chrono::milliseconds(100);
 constexpr auto kFarewell = std::chrono::milliseconds(500);
 constexpr std::size_t kUnheard = 4096;     // Connections that have not come as far as gRPC.
@@ -63,6 +67,7 @@ Listener::Listener(boost::asio::io_context& io, obs::Logger& log, std::function<
 absl::Status Listener::BindTcp(Address& address) {
   ASSIGN_OR_RETURN(io::UniqueFd fd, io::BindTcp(address));
   ASSIGN_OR_RETURN(address, io::LocalAddressOf(fd.get()));
+  connections_.Add(fd.get());
   sockets_.push_back(std::make_unique<Socket>(aside_, fd.release(), false));
   return absl::OkStatus();
 }
@@ -77,6 +82,7 @@ absl::Status Listener::ListenTcp() {
 absl::Status Listener::ListenUnix(const std::string& directory, const std::string& name) {
   ASSIGN_OR_RETURN(const io::UniqueFd opened, io::OpenDirectory(directory));
   ASSIGN_OR_RETURN(io::UniqueFd fd, io::ListenUnix(opened.get(), name, 4096));
+  connections_.Add(fd.get());
   sockets_.push_back(std::make_unique<Socket>(io_, fd.release(), true));
   return absl::OkStatus();
 }
@@ -155,8 +161,9 @@ void Listener::AcceptSome(Socket& socket) {
     }
     const absl::StatusOr<Address> peer = io::FromSocketAddress(from);
     if (!peer.ok() || !MayDial(peer->host)) continue;
-    const int on = 1;
+    const int on = 1, untaken = kUntakenMs;
     setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &untaken, sizeof untaken);
     Listen(std::move(fd), listener_fd, peer->host);
   }
   Await(socket);

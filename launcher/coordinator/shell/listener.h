@@ -30,6 +30,7 @@
 #include "common/io/fd.h"
 #include "common/obs/logger.h"
 #include "common/rpc/proof.h"
+#include "launcher/coordinator/shell/own_connections.h"
 #include "launcher/coordinator/shell/repute.h"
 #include "launcher/coordinator/shell/seldom.h"
 #include "launcher/coordinator/shell/tcp_gate.h"
@@ -65,10 +66,12 @@ class Listener {
              std::function<void(io::UniqueFd)> take_store_client);
   void Stop();
 
-  // Of one that came over TCP: what it does is no client's way.
+  // Of one that came through the gate: what it does is no client's way.
   void CutOff(const std::string& peer, const char* excess) { counting_.CutOff(peer, excess); }
   // The caller at `grpc_peer` has not taken what it asked for. Any thread.
   void Untaken(const std::string& grpc_peer);
+  // What it has accepted. Any thread.
+  const OwnConnections& connections() const { return connections_; }
 
  private:
   struct Socket {
@@ -118,7 +121,7 @@ class Listener {
   void HandOver(int fd, int listener_fd);
   // Through the gate that counts: it has shown nothing.
   void HandOverTcp(const std::shared_ptr<Unheard>& unheard);
-  // With the token it may run programs everywhere.
+  // To gRPC as it is: who has the token may run programs everywhere.
   void HandOverProved(const std::shared_ptr<Unheard>& unheard);
   bool MayEnter(const Socket& socket, int fd);
 
@@ -129,6 +132,7 @@ class Listener {
   std::function<void(io::UniqueFd)> take_store_client_;
   boost::asio::io_context aside_{1};  // Run by accepting_.
   std::vector<std::unique_ptr<Socket>> sockets_;
+  OwnConnections connections_;
   std::function<bool()> full_;
   Seldom told_no_member_;         // Of the loop.
   std::atomic<int> for_loop_{0};  // Clients of the store that it has yet to take.

@@ -1,5 +1,6 @@
 #include "launcher/coordinator/shell/read_replies.h"
 
+#include <iterator>
 #include <utility>
 
 namespace regroup::coordinator {
@@ -8,6 +9,7 @@ namespace {
 // gRPC may write as it cancels, and others wait for the lock meanwhile. The rest has its turn when
 // the next one asks.
 constexpr int kMostCutAtOnce = 16;
+constexpr Duration kCutMemory = std::chrono::seconds(30);
 
 }  // namespace
 
@@ -55,17 +57,23 @@ std::optional<std::string> ReadReplies::LeftBy(CallId call, Instant now) {
   return taker->second.peer;
 }
 
-int ReadReplies::CutSlow(Instant now) {
+ReadReplies::Slow ReadReplies::CutSlow(Instant now) {
   const std::scoped_lock lock(mutex_);
-  int cut = 0;
+  Slow slow;
+  for (auto at = cut_at_.begin(); at != cut_at_.end();) {
+    const Duration ago = now - at->second;
+    if (ago >= kCutLimit && ago < kCutMemory) slow.stuck.insert(at->first);
+    at = ago >= kCutLimit ? cut_at_.erase(at) : std::next(at);
+  }
   for (auto& [call, taker] : takers_) {
     if (taker.cut || now - taker.since < kTakeLimit) continue;
-    if (cut == kMostCutAtOnce) break;
+    if (slow.cut == kMostCutAtOnce) break;
     taker.cut = true;
+    cut_at_.try_emplace(taker.peer, now);
     taker.call->Cancel();
-    ++cut;
+    ++slow.cut;
   }
-  return cut;
+  return slow;
 }
 
 }  // namespace regroup::coordinator

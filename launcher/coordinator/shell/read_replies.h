@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "common/base/ids.h"
@@ -22,6 +23,8 @@ namespace regroup::coordinator {
 inline constexpr std::uint64_t kMaxReplyBytesInFlight = 4u << 20;
 // A reader that takes longer than this is cut once others are kept from reading.
 inline constexpr Duration kTakeLimit = std::chrono::seconds(5);
+// Whose reply is still there so long after the cut keeps its connection from closing.
+inline constexpr Duration kCutLimit = std::chrono::seconds(2);
 // One that goes sooner may have given up before there was one.
 inline constexpr Duration kTakeTime = std::chrono::milliseconds(500);
 
@@ -39,8 +42,12 @@ class ReadReplies {
   // The peer, as gRPC named it, of a caller that has gone, or was cut, and had time to take its
   // reply.
   std::optional<std::string> LeftBy(CallId call, Instant now);
-  // How many were cut.
-  int CutSlow(Instant now);
+  struct Slow {
+    int cut = 0;
+    std::set<std::string> stuck;  // Peers of calls that were cut before. Each is named once.
+  };
+  // REQUIRES: Full.
+  Slow CutSlow(Instant now);
 
  private:
   struct Taker {
@@ -53,7 +60,8 @@ class ReadReplies {
   const std::shared_ptr<std::atomic<std::uint64_t>> in_flight_bytes_ =
       std::make_shared<std::atomic<std::uint64_t>>(0);
   std::mutex mutex_;
-  std::map<CallId, Taker> takers_;  // Guarded by mutex_.
+  std::map<CallId, Taker> takers_;         // Guarded by mutex_.
+  std::map<std::string, Instant> cut_at_;  // Likewise: of peers that were not named yet.
 };
 
 }  // namespace regroup::coordinator

@@ -545,6 +545,7 @@ LogicalFleet::~LogicalFleet() {
   for (const auto& agent : agents_) {
     agent->impl_->Post([](LogicalAgent::Impl& impl) { impl.StopForGood(); });
   }
+  proving_.stop();
   proving_.join();
   work_.reset();
   thread_.join();

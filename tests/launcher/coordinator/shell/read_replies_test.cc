@@ -59,9 +59,14 @@ TEST(ReadRepliesTest, OneQuestionCutsSixteenAtMost) {
   const Instant now(1h);
   for (std::size_t i = 0; i < kSlow; ++i) replies.Sending(CallId(i + 1), *calls[i], now - 10s);
   replies.Sending(CallId(kSlow + 1), *calls[kSlow], now - 4s);
-  EXPECT_EQ(replies.CutSlow(now), 16);
-  EXPECT_EQ(replies.CutSlow(now), 4);
-  EXPECT_EQ(replies.CutSlow(now), 0);  // The last one has a second left.
+  const std::string peer = calls[0]->peer();
+  EXPECT_EQ(replies.CutSlow(now).cut, 16);
+  EXPECT_EQ(replies.CutSlow(now).cut, 4);
+  EXPECT_EQ(replies.CutSlow(now).cut, 0);  // The last one has a second left.
+  // What is still there two seconds later is in the way of their connections.
+  EXPECT_EQ(replies.CutSlow(now + 1900ms).stuck.size(), 0u);  // That cuts the last one.
+  EXPECT_EQ(replies.CutSlow(now + 2s).stuck, std::set<std::string>{peer});
+  EXPECT_EQ(replies.CutSlow(now + 3s).stuck.size(), 0u);  // Named once.
   int cut = 0;
   contexts[kSlow].TryCancel();
   for (const auto& stream : streams)
