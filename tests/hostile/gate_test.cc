@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <grpcpp/completion_queue.h>
 #include <grpcpp/generic/generic_stub.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -127,6 +128,26 @@ TEST_F(Gated, WhoHasProvedItTakesOneDescriptor) {
     ASSERT_TRUE(clients.back()->Submit(SubmittedJob("job", 1, 1), absl::StrCat("key-", i)).ok());
   }
   EXPECT_EQ(SocketsOfThisProcess() - before, 2 * kClients);  // The client's is of this process too.
+  int given_up = 0;  // By the kernel, once two minutes of what was sent are not acknowledged.
+  io::ShutDownSockets([&](int fd) {
+    int limit = 0;
+    socklen_t size = sizeof limit;
+    given_up +=
+        ::getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, &size) == 0 && limit == 120'000;
+    return false;
+  });
+  EXPECT_EQ(given_up, kClients + 1);
+}
+
+// As a call does that comes through the gate.
+TEST_F(Gated, AProofPaysOfWhatItsAddressOwes) {
+  const auto greet_and_leave = [this] {
+    for (int i = 0; i < 350; ++i) Greet(Connected(), NewNonce());  // 10 ms each.
+  };
+  greet_and_leave();
+  for (int i = 0; i < 40; ++i) EXPECT_TRUE(DialProved(At(), token_).ok());
+  greet_and_leave();
+  EXPECT_TRUE(DialProved(At(), token_).ok());
 }
 
 // Passes one connection on to another address, and counts what HTTP/2 on it is no stream's.

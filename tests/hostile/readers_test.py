@@ -130,6 +130,10 @@ class StuckReaders(attacked.TestCase):
         with Connection(folder + "/socket") as client:
             for i in range(90):
                 self.assertTrue(client.call("Submit", submit_request(f"key-{i}", f"job-{i}", ["x" * 60_000], nodes=2))[0])
+        self.others = [Connection(folder + "/socket"), Connection(("127.0.0.1", self.port) if way == "gate" else folder + "/socket")]
+        for other in self.others:
+            self.addCleanup(other.socket.close)
+            self.assertIsNotNone(other.call("Read", ONE_NODE))
         token = None
         if way == "proof":
             with open(folder + "/token", encoding="ascii") as text:
@@ -155,6 +159,9 @@ class StuckReaders(attacked.TestCase):
             with self.subTest(way):
                 self.begin(way)
                 self.assertEqual(self.fx.run("ps", "-a", timeout=40).code, 0)
+                time.sleep(1)
+                for other in self.others:  # Who reads is left alone.
+                    self.assertIsNotNone(other.call("Read", ONE_NODE))
                 self.ends()
 
     def test_keep_no_coordinator_from_ending(self):

@@ -47,13 +47,13 @@ TEST(ReadRepliesTest, OneQuestionCutsSixteenAtMost) {
   const auto stub =
       pb::Coordinator::NewStub(grpc::CreateChannel(target, grpc::InsecureChannelCredentials()));
   constexpr std::size_t kSlow = 20;
-  std::vector<grpc::ClientContext> contexts(kSlow + 1);
+  std::vector<grpc::ClientContext> contexts(kSlow + 2);
   std::vector<std::unique_ptr<grpc::ClientReaderWriter<pb::AgentMessage, pb::CoordinatorMessage>>>
       streams;
   for (grpc::ClientContext& context : contexts) streams.push_back(stub->Session(&context));
   EXPECT_TRUE(Eventually([&] {
     const std::scoped_lock lock(mutex);
-    return calls.size() == kSlow + 1;
+    return calls.size() == kSlow + 2;
   }));
   ReadReplies replies;
   const Instant now(1h);
@@ -67,11 +67,16 @@ TEST(ReadRepliesTest, OneQuestionCutsSixteenAtMost) {
   EXPECT_EQ(replies.CutSlow(now + 1900ms).stuck.size(), 0u);  // That cuts the last one.
   EXPECT_EQ(replies.CutSlow(now + 2s).stuck, std::set<std::string>{peer});
   EXPECT_EQ(replies.CutSlow(now + 3s).stuck.size(), 0u);  // Named once.
+  // One that was cut long ago is not why others wait now.
+  ReadReplies later;
+  later.Sending(CallId(1), *calls[kSlow + 1], now - 10s);
+  EXPECT_EQ(later.CutSlow(now).cut, 1);
+  EXPECT_EQ(later.CutSlow(now + 30s).stuck.size(), 0u);
   int cut = 0;
   contexts[kSlow].TryCancel();
   for (const auto& stream : streams)
     cut += stream->Finish().error_code() == grpc::StatusCode::CANCELLED ? 1 : 0;
-  EXPECT_EQ(cut, static_cast<int>(kSlow + 1));
+  EXPECT_EQ(cut, static_cast<int>(kSlow + 2));
   server.Stop(std::chrono::system_clock::now() + 10s);
 }
 
