@@ -30,9 +30,8 @@ constexpr auto kMoment = std::chrono::milliseconds(1);  // Until the loop has ta
 constexpr int kBelow = 5;                               // By so much nicer than the loop.
 constexpr auto kSilence = std::chrono::seconds(10);
 constexpr int kMostTries = kSilence / kPause;  // To hand one over while descriptors lack.
-// What a peer has not acknowledged, or not read, for so long is not sent any more: its host may
-// have lost power. Longer than silence is not believed (the brake), a cut network ends no
-// connection.
+// The kernel ends a connection whose peer has acknowledged, or read, nothing for so long: its host
+// may have lost power. Longer than the brake: a network that is cut for a minute ends none.
 constexpr int kUntakenMs = 120'000;
 constexpr auto kRefrain = std::chrono::milliseconds(100);
 constexpr auto kFarewell = std::chrono::milliseconds(500);

@@ -61,7 +61,12 @@ bool OwnConnections::AreOurs(int fd) const {
 
 int OwnConnections::EndUnread(const std::set<std::string>& grpc_peers) const {
   std::set<std::string> peers;
-  for (const std::string& peer : grpc_peers) peers.insert(PeerText(peer));
+  bool any_unix = false;
+  for (const std::string& peer : grpc_peers) {
+    peers.insert(PeerText(peer));
+    // Only callers over TCP have an address in gRPC's name.
+    any_unix = any_unix || peer == PeerText(peer);
+  }
   std::map<ino_t, int> unread;  // Of the Unix socket: what waited before.
   const auto look = [&](bool again) {
     return io::ShutDownSockets([&, again](int fd) {
@@ -79,9 +84,6 @@ int OwnConnections::EndUnread(const std::set<std::string>& grpc_peers) const {
     });
   };
   const int ended = look(/*again=*/false);
-  // Others' names are told apart from theirs by what they look like.
-  bool any_unix = false;
-  for (const std::string& peer : grpc_peers) any_unix = any_unix || peer == PeerText(peer);
   if (!any_unix) return ended;
   std::this_thread::sleep_for(kWhile);
   return ended + look(/*again=*/true);
