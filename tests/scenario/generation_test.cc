@@ -436,6 +436,34 @@ TEST_F(Generations, joiner_dies_first) {
               ElementsAre("a", "b", "c"));
 }
 
+// §2 Prepare: where many answer one after the other, as thousands do, the last ones are not left
+// out for it. One that does not answer is, 2 s after the last one that has.
+TEST_F(Generations, while_members_answer_the_others_are_waited_for) {
+  for (const bool hangs : {false, true}) {
+    Start();
+    const char* const kNames[] = {"a", "b", "c", "d"};
+    for (int i = 0; i < 4; ++i) {
+      sim::Behaviour slow;
+      slow.prepare = 1500ms * (i + 1);
+      AddDaemons({kNames[i]}, slow);
+    }
+    sim::Behaviour stuck;
+    stuck.never_prepares = hangs;
+    AddDaemons({"e"}, stuck);
+    world().RunFor(1s);
+    world().Submit(SpecOf("job", 5, 5), "k");
+    const JobId job("job-1");
+    if (!hangs) {
+      ASSERT_TRUE(ReachesGeneration(job, 1, 7s));
+      continue;
+    }
+    world().RunFor(7900ms);
+    EXPECT_EQ(GenerationOf(job, 1).state, GenerationView::State::kProposed);
+    world().RunFor(300ms);
+    EXPECT_EQ(GenerationOf(job, 1).state, GenerationView::State::kVoided);
+  }
+}
+
 // §2 Prepare: a member may take as long as the job's node check may, and no longer.
 TEST_F(Generations, a_node_check_has_its_own_time) {
   JobSpec spec = SpecOf("job", 2, 2);

@@ -52,8 +52,8 @@ struct FormingConfig {
   Duration last_call_limit = std::chrono::seconds(10);
   // Growth takes joins this close together as one.
   Duration join_batch = std::chrono::milliseconds(300);
-  Duration ack = std::chrono::seconds(2);
-  Duration warm_up = kWarmUpLimit;  // More, where members' ranks wait for imports.
+  Duration ack = std::chrono::seconds(2);  // For a member to prepare, since the last one that has.
+  Duration warm_up = kWarmUpLimit;         // More, where members' ranks wait for imports.
   Duration settle = std::chrono::seconds(30);
   Duration newcomer_trial = std::chrono::minutes(5);  // A newcomer lost within it doubles `settle`.
   // A member that voided a proposal is no candidate for the first of these, and twice as long each

@@ -90,6 +90,20 @@ Duration AckLimit(const State& state, const Job& job) {
   return limit;
 }
 
+void BeginAckWait(const Step& step, const Job& job, Proposed& proposed) {
+  proposed.fewest_unacked = proposed.unacked.size();
+  proposed.ack_deadline = step.now() + AckLimit(step.state, job);
+}
+
+// While members answer, the others are waited for: thousands do not answer in the time of one. Each
+// member's first answer counts, so that `ack` times the members bounds the wait.
+void ExtendAckWait(const Step& step, Proposed& proposed) {
+  if (proposed.unacked.size() >= proposed.fewest_unacked) return;
+  proposed.fewest_unacked = proposed.unacked.size();
+  proposed.ack_deadline =
+      std::max(proposed.ack_deadline, step.now() + step.state.config.forming.ack);
+}
+
 void DropOldGenerations(Step& step, Job& job) {
   if (job.generations.size() <= static_cast<std::size_t>(step.config().limits.generations_per_job))
     return;
@@ -117,7 +131,7 @@ bool AskSurvivors(Step& step, Job& job, GenerationSoft& soft) {
     proposed.unacked.insert(id);
     step.Reorder(job, id);
   }
-  proposed.ack_deadline = step.now() + AckLimit(step.state, job);
+  BeginAckWait(step, job, proposed);
   job.outage.proposed_at = step.now();
   return true;
 }
@@ -196,7 +210,6 @@ void Propose(Step& step, Job& job, const std::vector<NodeId>& chosen, bool elect
   soft.since = step.now();
   Proposed& proposed = As<Proposed>(soft);
   proposed.proposed_at = step.now();
-  proposed.ack_deadline = step.now() + AckLimit(step.state, job);
   const GenerationRow* formed = FormedOf(job);
   for (std::size_t rank = 0; rank < row.members.size(); ++rank) {
     const NodeId& id = row.members[rank].node;
@@ -207,6 +220,7 @@ void Propose(Step& step, Job& job, const std::vector<NodeId>& chosen, bool elect
     Touch(job, step.state.NodeAt(id));
   }
   proposed.unacked = proposed.asked;
+  BeginAckWait(step, job, proposed);
   step.Put(row);
   if (!elective) job.outage.proposed_at = step.now();
   step.UpdateState(job, [&](JobStateRow& state) {
@@ -253,6 +267,7 @@ bool AdvanceProposal(Step& step, Job& job) {
                                   !proposed.unacked.contains(row.members[0].node) &&
                                   !proposed.store;
   if (host_without_store) proposed.failed[row.members[0].node] = "it prepared no store";
+  ExtendAckWait(step, proposed);
   if (proposed.failed.empty() && !proposed.unacked.empty() && step.now() >= proposed.ack_deadline) {
     for (const NodeId& id : proposed.unacked) proposed.failed[id] = "it did not prepare in time";
   }
