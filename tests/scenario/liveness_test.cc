@@ -189,6 +189,33 @@ TEST_F(Liveness, blink_and_stall) {
   EXPECT_FALSE(world().NodeRowOf("b").lost);
 }
 
+// §1: what was not durable was told to nobody, so nobody is late with his answer to it. With a disk
+// that takes 3 s for each commit, a proposal waited 2 s for answers that were asked for after 3 s.
+TEST_F(Liveness, a_slow_disk_makes_nobody_late) {
+  Start();
+  AddDaemons({"a", "b", "c"});
+  world().RunFor(1s);
+  world().commit_delay = 3s;
+  world().Submit(SpecOf("job", 2, 3, 3), "key");
+  const JobId job("job-1");
+  ASSERT_TRUE(Reaches(job, "running", 60s));
+  EXPECT_EQ(world().View(job).generation, Generation(1));
+  const std::vector<std::int64_t> pids = world().Pids(job);
+  ASSERT_EQ(pids.size(), 3u);
+  world().RunFor(30s);
+  EXPECT_EQ(world().Pids(job), pids);
+
+  // Survivors are stopped in time, too, and all of them go on.
+  world().node("b").ExitRank(job, 0, 1);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 60s));
+  EXPECT_THAT(Members(GenerationOf(job, 2)), ::testing::ElementsAre("a", "b", "c"));
+  // Who dies is found all the same.
+  world().RunFor(10s);
+  world().node("c").CutPower();
+  ASSERT_TRUE(ReachesGeneration(job, 3, 30s));
+  EXPECT_THAT(Members(GenerationOf(job, 3)), ::testing::ElementsAre("a", "b"));
+}
+
 // §4: after recovery every member is awaited: 3 leases and 10 ms per node.
 TEST_F(Liveness, fleet_returns_slowly) {
   Start();

@@ -22,7 +22,7 @@ class Chaos {
     world_.tracing = options_.tracing;
     world_.traced = options_.traced;
     world_.agent_config = options_.agent;
-    world_.commit_delay = Pick<Duration>({0ms, 0ms, 1ms, 8ms, 300ms});
+    world_.commit_delay = Pick<Duration>({0ms, 0ms, 1ms, 8ms, seed_ % 3 == 1 ? 1500ms : 200ms});
     if (options_.plant) options_.plant(world_);
     if (IsLater() && IsLong()) FinishBeforeStops();
     const int nodes = 2 + static_cast<int>(rng_.Below(3));
@@ -63,8 +63,7 @@ class Chaos {
   T Pick(std::vector<T> from) {
     return from[rng_.Below(from.size())];
   }
-  // Of a long life one after another, and sometimes later than a launch command's coordinator
-  // waits.
+  // Of a long life one by one, and sometimes later than a launch command's coordinator waits.
   void Arrive(int nodes) {
     if (IsLong() && seed_ % 5 == 0) world_.RunFor(3s);
     const Duration between = IsLong() && seed_ % 3 != 0 ? 150ms : 0ms;
@@ -578,6 +577,7 @@ class Chaos {
   void Rest() {
     Note("rest");
     world_.free_bytes = ~std::uint64_t{0};
+    world_.commit_delay = std::min<Duration>(world_.commit_delay, 200ms);
     world_.CrashAt(-1);
     world_.StartCoordinator();
     for (auto& entry : world_.nodes()) {

@@ -66,6 +66,8 @@ void World::StartCoordinator() {
   finished_ = false;
   armed_.reset();
   core_.emplace(config_, epoch, rows, clock_.now());
+  standstill_.emplace(clock_.now());
+  entered_ = clock_.now();
   checker.OnRecovery(rows, core_->Rows());
   checker.OnCoordinatorStart(clock_.now(), epoch);
   Step(Tick{});
@@ -89,14 +91,15 @@ void World::CrashCoordinator() {
 }
 
 void World::StallCoordinator(Duration gap) {
-  if (!core_ || stalled_) return;
+  // Where the disk is slow it stands still often enough.
+  if (!core_ || stalled_ || commit_delay > Standstill::kCommit) return;
   stalled_ = true;
   clock_.After(gap, [this, life = life_, gap] {
     if (life != life_) return;
     stalled_ = false;
     checker.OnStall(gap, clock_.now());
     std::deque<Event> waiting = std::exchange(waiting_, {});
-    Step(Stalled{gap});
+    Step(Stalled{gap, clock_.now(), false});
     for (const Event& event : waiting)
       if (core_) Post(event);
     if (core_) Arm();
@@ -116,9 +119,22 @@ void World::Post(Event event) {
     waiting_.push_back(std::move(event));
     return;
   }
+  TellStandstill();
   TickDue();
   if (core_) Step(event);
   if (core_) Arm();
+}
+
+// The loop looks at itself each 500 ms, whatever else happens.
+void World::TellStandstill() {
+  Duration gap{};
+  while (entered_ < clock_.now()) {
+    entered_ = std::min(clock_.now(), entered_ + std::chrono::milliseconds(500));
+    if (const auto told = standstill_->Enter(entered_)) gap += told->gap;
+  }
+  if (gap == Duration{}) return;
+  checker.OnStall(gap, clock_.now());
+  Step(Stalled{gap, clock_.now(), true});
 }
 
 void World::TickDue() {
@@ -161,6 +177,7 @@ void World::Arm() {
   clock_.At(*armed_, [this, life = life_, at = *armed_] {
     if (life != life_ || stalled_ || armed_ != at) return;
     armed_.reset();
+    TellStandstill();
     TickDue();
     if (core_) Arm();
   });
@@ -170,22 +187,33 @@ void World::Arm() {
 
 void World::Journal(Effects effects) {
   journal_.push_back(std::move(effects));
-  if (committing_) return;
-  if (commit_delay == Duration{}) {
-    while (core_ && !journal_.empty() && !committing_) CommitNext();
-    return;
-  }
-  CommitBatch();
+  Flush();
+}
+
+// What wrote nothing has nothing to wait for but what was decided before it. With a disk that is
+// not slow it waits as well, so that many heartbeats and orders cross each other on the way.
+void World::Flush() {
+  const bool slow = commit_delay > Standstill::kCommit;
+  const auto is_free = [&] {
+    return commit_delay == Duration{} || (slow && journal_.front().rows.empty());
+  };
+  while (core_ && !committing_ && !journal_.empty() && is_free()) CommitNext();
+  if (core_ && !committing_ && !journal_.empty()) CommitBatch();
 }
 
 // One batch is in flight while the next collects.
 void World::CommitBatch() {
   committing_ = true;
+  standstill_->BeginCommit(clock_.now());
   clock_.After(commit_delay, [this, life = life_, steps = journal_.size()] {
+    if (life != life_) return;
+    TellStandstill();
+    standstill_->EndCommit(clock_.now());
     for (std::size_t i = 0; i < steps && life == life_; ++i) CommitNext();
     if (life != life_) return;
     committing_ = false;
-    if (!journal_.empty()) CommitBatch();
+    Arm();
+    Flush();
   });
 }
 

@@ -16,6 +16,7 @@
 
 #include "common/base/rng.h"
 #include "launcher/coordinator/core/core.h"
+#include "launcher/coordinator/core/standstill.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/clock.h"
 #include "tests/sim/node.h"
@@ -106,8 +107,10 @@ class World : public NodeWorld {
  private:
   void Trace(const std::string& what);
   void Post(coordinator::Event event);
+  void TellStandstill();
   void Step(const coordinator::Event& event);
   void Journal(coordinator::Effects effects);
+  void Flush();
   void CommitBatch();
   void CommitNext();
   bool IsHistory(const coordinator::Key& key) const;
@@ -128,6 +131,8 @@ class World : public NodeWorld {
   std::uint64_t life_ = 0, session_ = 0, call_ = 0;
   std::int64_t pid_ = 1000;
   std::optional<Instant> armed_;
+  std::optional<coordinator::Standstill> standstill_;  // Once a coordinator has started.
+  Instant entered_{};                                  // Its loop, last.
   bool stalled_ = false;
   std::deque<coordinator::Event> waiting_;  // While stalled.
   std::deque<coordinator::Effects> journal_;

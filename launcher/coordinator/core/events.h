@@ -117,9 +117,11 @@ struct CallDropped {
   CallId call;
 };
 
-struct Stalled {  // The loop stood still: nobody could be heard. Stepped before the events that
-                  // waited.
+struct Stalled {  // The coordinator could not act for so long (Standstill). Stepped at the time of
+                  // the last step, before any deadline in between and the events that waited.
   Duration gap{};
+  Instant until{};
+  bool heard = false;  // Agents were, all the time: they were not told anything.
 };
 struct Tick {};  // A deadline is due, or there is work left from the step before.
 

@@ -43,6 +43,7 @@ struct Proposed {
   std::set<NodeId> asked;    // Members that were told to prepare.
   std::set<NodeId> unacked;  // Subset of `asked` that has not answered yet.
   std::size_t fewest_unacked = 0;  // So far: with each that is fewer the wait begins anew.
+  Instant wait_began{};
   Instant ack_deadline{};
   std::map<NodeId, std::string> failed;  // Members that were lost or refused, and why.
   std::optional<Address> store;

@@ -92,14 +92,17 @@ Duration AckLimit(const State& state, const Job& job) {
 
 void BeginAckWait(const Step& step, const Job& job, Proposed& proposed) {
   proposed.fewest_unacked = proposed.unacked.size();
+  proposed.wait_began = step.now();
   proposed.ack_deadline = step.now() + AckLimit(step.state, job);
 }
 
-// While members answer, the others are waited for: thousands do not answer in the time of one. Each
-// member's first answer counts, so that `ack` times the members bounds the wait.
+// While members answer, the others are waited for: thousands do not answer in the time of one. Only
+// when fewer are left than ever does the wait begin anew: at most once for each member, however
+// often one comes and goes.
 void ExtendAckWait(const Step& step, Proposed& proposed) {
   if (proposed.unacked.size() >= proposed.fewest_unacked) return;
   proposed.fewest_unacked = proposed.unacked.size();
+  proposed.wait_began = step.now();
   proposed.ack_deadline =
       std::max(proposed.ack_deadline, step.now() + step.state.config.forming.ack);
 }
@@ -248,8 +251,8 @@ void AskAgain(Step& step, Job& job, const NodeId& node) {
   if (!proposed.unacked.contains(node)) return;
   Instant& deadline = proposed.ack_deadline;
   const Duration limit = AckLimit(step.state, job);
-  deadline = std::max(
-      deadline, std::min(step.now() + limit, soft.since + limit + step.config().leases.lease));
+  deadline = std::max(deadline, std::min(step.now() + limit,
+                                         proposed.wait_began + limit + step.config().leases.lease));
 }
 
 bool AdvanceProposal(Step& step, Job& job) {

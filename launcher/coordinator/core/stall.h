@@ -1,7 +1,7 @@
 #pragma once
 
-// The loop stood still, so nobody could be heard: everything that waits for somebody else waits
-// longer by as much.
+// The loop stood still, so nobody could be heard, or the disk took long, so nobody could be told:
+// everything that waits for somebody else, or only for answers, waits longer by as much.
 
 #include "launcher/coordinator/core/events.h"
 #include "launcher/coordinator/core/step.h"

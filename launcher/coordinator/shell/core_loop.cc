@@ -10,7 +10,6 @@
 namespace regroup::coordinator {
 namespace {
 
-constexpr Duration kStoodStill = std::chrono::seconds(1);
 constexpr auto kWatchInterval = std::chrono::milliseconds(500);
 constexpr auto kSoon = std::chrono::milliseconds(2);
 
@@ -47,6 +46,7 @@ CoreLoop::CoreLoop(boost::asio::io_context& io, Journal& journal, obs::Logger& l
       journal_(journal),
       log_(log),
       outlet_(outlet),
+      standstill_(io::MonotonicNow()),
       deadline_timer_(io),
       watch_timer_(io),
       retry_timer_(io),
@@ -92,13 +92,17 @@ void CoreLoop::RunReceived() {
 
 void CoreLoop::Enter() {
   const Instant now = io::MonotonicNow();
-  const Duration gap = now - alive_;
-  alive_ = now;
-  if (gap <= kStoodStill || !started() || stopping_ || failed_) return;
-  log_.Warning("the loop stood still: leases are extended by the gap",
-               {{"seconds", std::to_string(Seconds(gap))}});
+  const std::optional<Standstill::Gap> gap = standstill_.Enter(now);
+  if (!gap || !started() || stopping_ || failed_) return;
+  if (!gap->heard) {
+    log_.Warning("the loop stood still: leases are extended by the gap",
+                 {{"seconds", std::to_string(Seconds(gap->gap))}});
+  } else if (std::exchange(slow_, slow_ + gap->gap) <= Standstill::kLoop &&
+             slow_ > Standstill::kLoop) {
+    log_.Warning("the disk of the journal takes long: nothing is answered until it has written");
+  }
   // At the time of the last step, so that no deadline in between comes first.
-  StepCore(now_, Stalled{gap});
+  StepCore(now_, Stalled{gap->gap, now, gap->heard});
 }
 
 void CoreLoop::Watch() {
@@ -114,7 +118,8 @@ void CoreLoop::Watch() {
 
 void CoreLoop::Start(Core core) {
   core_.emplace(std::move(core));
-  alive_ = now_ = io::MonotonicNow();
+  now_ = io::MonotonicNow();
+  standstill_ = Standstill(now_);
   if (numbers_) numbers_->Take().Use(core_->newest_number());
   StepCore(now_, Tick{});
   Watch();
@@ -212,7 +217,10 @@ void CoreLoop::Flush() {
   while (free < pending_.size() && pending_[free].rows.empty()) ++free;
   Release(free);
   if (failed_) return;
-  if (!pending_.empty()) return CommitFirst();
+  if (!pending_.empty()) {
+    standstill_.BeginCommit(io::MonotonicNow());
+    return CommitFirst();
+  }
   if (stopping_ && stopped_) std::exchange(stopped_, nullptr)();
 }
 
@@ -251,8 +259,13 @@ void CoreLoop::OnCommitted(const absl::Status& status) {
   if (!status.ok()) return Fail(status);
   if (disk_full_tries_ > 0) log_.Info("the journal can be written again");
   disk_full_tries_ = 0;
+  const Duration late = standstill_.EndCommit(io::MonotonicNow());
+  if (std::exchange(slow_, Duration()) > Standstill::kLoop) {
+    log_.Info("the disk of the journal has written", {{"late_s", std::to_string(Seconds(late))}});
+  }
   const std::size_t count = std::exchange(in_flight_, 0);
   Release(count);
+  Arm();
   Flush();
 }
 

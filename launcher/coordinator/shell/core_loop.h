@@ -11,7 +11,8 @@
 //  events of a step are
 //    carried out once its rows and those of all earlier steps are durable, in order. The loop never
 //    waits for the disk.
-//  - A loop that stood still for more than a second says so to the core before anything else.
+//  - A loop that stood still, or whose commit takes long, says so to the core before anything else
+//  (Standstill).
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -27,6 +28,7 @@
 #include "common/base/time.h"
 #include "common/obs/logger.h"
 #include "launcher/coordinator/core/core.h"
+#include "launcher/coordinator/core/standstill.h"
 #include "launcher/coordinator/shell/job_numbers.h"
 #include "launcher/coordinator/shell/journal.h"
 
@@ -116,8 +118,9 @@ class CoreLoop {
   Instant last_stamp_{};
   bool woken_ = false, dozing_ = false;  // The inbox is looked at: at once; soon.
 
-  Instant now_{};    // Of the last step; never decreases.
-  Instant alive_{};  // When the loop last ran.
+  Instant now_{};  // Of the last step; never decreases.
+  Standstill standstill_;
+  Duration slow_{};  // Told so far of the commit that is in flight.
   boost::asio::steady_timer deadline_timer_, watch_timer_, retry_timer_, soon_timer_;
   std::optional<Instant> armed_for_;
 

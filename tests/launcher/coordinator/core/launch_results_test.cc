@@ -81,6 +81,17 @@ TEST_F(LaunchResults, who_was_told_is_not_waited_for) {
   EXPECT_TRUE(ended_);
 }
 
+// While the disk keeps the result nobody can read it, though it is heard all the time.
+TEST_F(LaunchResults, who_was_told_late_by_a_slow_disk_has_time_to_read_it) {
+  SayRead(1);
+  Pass(4s);
+  WaitForDisk(4s);
+  Pass(4s);
+  EXPECT_FALSE(ended_);
+  Pass(2s);
+  EXPECT_TRUE(ended_);
+}
+
 // It dialled again when its job was long over. What it is told has a way to go.
 TEST_F(LaunchResults, who_is_told_late_has_time_to_read_it) {
   Pass(900ms);

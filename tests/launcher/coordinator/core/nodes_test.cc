@@ -44,6 +44,22 @@ class Nodes : public Scenario {
   }
 };
 
+// §1: a gap in which the coordinator could not act gives time up to now. Who was heard within it is
+// not given more.
+TEST_F(Nodes, a_gap_gives_no_time_to_come) {
+  Start();
+  Open(HelloOf("x", "host"));
+  world().RunFor(100ms);
+  world().Ask(coordinator::Stalled{10s, world().clock().now(), false});
+  world().RunFor(4s);
+  // It could be heard while only the disk took long.
+  world().Ask(coordinator::Stalled{10s, world().clock().now(), true});
+  world().RunFor(950ms);
+  EXPECT_FALSE(RowOf("x").lost);
+  world().RunFor(100ms);
+  EXPECT_TRUE(RowOf("x").lost);
+}
+
 // §4: another id with the default name of a live node takes NAME-2, NAME-3; the name of a lost node
 // is free.
 TEST_F(Nodes, default_names_get_suffixes) {

@@ -127,7 +127,7 @@ const std::pair<std::uint64_t, std::vector<std::string>> kRich[] = {
     {14, {"coordinator retries backoff_limit", "agent waits redial", "agent waits result"}},
     {15, {"coordinator ad_hoc idle_exit"}},
     {4, {"agent waits welcome"}},
-    {24, {"agent waits kill_limit"}},
+    {106, {"agent waits kill_limit"}},
     {187, {"agent waits stuck"}},
 };
 

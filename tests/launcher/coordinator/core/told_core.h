@@ -39,6 +39,8 @@ class ToldCore {
                  : coordinator::Event(coordinator::HeartbeatReceived{SessionId(node), OrderNo()}));
   }
   void CutOff(int node) { cut_off_ = node; }
+  // Nothing could be told for so long, up to now.
+  void WaitForDisk(Duration gap) { Step(coordinator::Stalled{gap, now_, true}); }
   // Nodes count from 1, and so do their sessions. Again: it has dialled anew.
   void Open(int node, bool launched = false) {
     nodes_ = std::max(nodes_, node);

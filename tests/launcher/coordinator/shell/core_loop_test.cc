@@ -3,10 +3,13 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <optional>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "common/base/check.h"
+#include "common/io/files.h"
 #include "common/io/proc.h"
 #include "tests/launcher/coordinator/shell/daemon_fixture.h"
 #include "tests/launcher/coordinator/shell/temp_dir.h"
@@ -27,6 +30,7 @@ class HeldJournal final : public Journal {
     batches.push_back(std::move(batch));
     done_ = std::move(done);
   }
+  bool held() const { return done_ != nullptr; }
   void Finish(absl::Status status) { std::exchange(done_, nullptr)(std::move(status)); }
 
   std::vector<Batch> batches;
@@ -125,35 +129,94 @@ TEST_F(CoreLoopTest, WhatNobodyWaitsForKeepsItsPlaceAndComesSoon) {
   EXPECT_THAT(ran, ElementsAre(1, 2, 3, 4));
 }
 
-// It came before the deadline, though nobody had looked.
-TEST_F(CoreLoopTest, ADeadlineLooksFirstAtWhatCameBefore) {
-  Config config;
-  config.leases.lease = std::chrono::milliseconds(100);
-  HeldJournal journal;
-  CoreLoop loop(io_, journal, *log_, outlet_);
-  loop.Start(Core(config, Epoch(1), {}, io::MonotonicNow()));
-  Run();
-  const auto state = [&] {
+// A loop of its own that a node has joined.
+class CoreLoopWithANode : public CoreLoopTest {
+ protected:
+  void StartWith(Config config) {
+    config.journal.new_cluster = ClusterId("c0ffee");
+    with_node_.Start(Core(config, Epoch(1), {}, io::MonotonicNow()));
+    SessionOpened opened;
+    opened.session = SessionId(1);
+    opened.hello.node = NodeId("node-a");
+    opened.hello.name = "n1";
+    opened.hello.incarnation = Incarnation(1);
+    opened.hello.address = "127.0.0.1";
+    opened.hello.slots = 1;
+    with_node_.Post([this, opened](Instant received) { with_node_.Step(received, opened); });
+    Run();
+  }
+  void FinishAll() {
+    for (; held_.held(); Run()) held_.Finish(absl::OkStatus());
+  }
+  std::string State() {
     ReadFilter filter;
     filter.nodes = true;
-    const absl::StatusOr<ReadReply> reply = loop.Read(filter);
+    const absl::StatusOr<ReadReply> reply = with_node_.Read(filter);
     return reply.ok() && reply->nodes.size() == 1 ? reply->nodes[0].state : "?";
-  };
-  SessionOpened opened;
-  opened.session = SessionId(1);
-  opened.hello.node = NodeId("node-a");
-  opened.hello.name = "n1";
-  opened.hello.incarnation = Incarnation(1);
-  opened.hello.address = "127.0.0.1";
-  loop.Post([&](Instant received) { loop.Step(received, opened); });
-  Run();
-  ASSERT_EQ(state(), "ready");
+  }
+  std::optional<GenerationView::State> FirstGeneration() {
+    ReadFilter filter;
+    filter.detail = true;
+    const absl::StatusOr<ReadReply> reply = with_node_.Read(filter);
+    if (!reply.ok() || reply->jobs.size() != 1 || reply->jobs[0].generations.empty())
+      return std::nullopt;
+    return reply->jobs[0].generations[0].state;
+  }
+  void RunFor(Duration duration) {
+    io_.restart();
+    io_.run_for(duration);
+  }
+
+  HeldJournal held_;
+  CoreLoop with_node_{io_, held_, *log_, outlet_};
+};
+
+// It came before the deadline, though nobody had looked.
+TEST_F(CoreLoopWithANode, ADeadlineLooksFirstAtWhatCameBefore) {
+  constexpr Duration kLease = std::chrono::milliseconds(100);
+  Config config;
+  config.leases.lease = kLease;
+  StartWith(config);
+  FinishAll();
+  ASSERT_EQ(State(), "ready");
   std::string found;
-  loop.PostSoon([&](Instant) { found = state(); });
-  std::this_thread::sleep_for(2 * config.leases.lease);
+  with_node_.PostSoon([&](Instant) { found = State(); });
+  std::this_thread::sleep_for(2 * kLease);
   Run();
   EXPECT_EQ(found, "ready");
-  EXPECT_NE(state(), "ready");  // It was due.
+  EXPECT_NE(State(), "ready");  // It was due.
+}
+
+// Who shall prepare has not even been asked while the proposal is not durable.
+TEST_F(CoreLoopWithANode, NobodyIsLateWhileTheDiskTakesLong) {
+  Config config;
+  config.forming.ack = std::chrono::seconds(1);
+  StartWith(config);
+  FinishAll();
+  SubmitAsked event;
+  event.key = "key";
+  event.spec = SubmittedJob("train", 1, 1);
+  event.free_bytes = std::uint64_t{1} << 40;
+  with_node_.Post([this, event](Instant received) { with_node_.Step(received, event); });
+  Run();
+  ASSERT_TRUE(held_.held());
+  RunFor(std::chrono::seconds(3));
+  EXPECT_EQ(FirstGeneration(), GenerationView::State::kProposed);
+  const auto said = [&](const char* what) {
+    const absl::StatusOr<std::string> log = io::ReadFile(dir_.path() + "/log", 1 << 20);
+    return log.ok() ? absl::StrContains(*log, what) : false;
+  };
+  EXPECT_TRUE(said("the disk of the journal takes long"));
+  FinishAll();
+  EXPECT_TRUE(said("the disk of the journal has written"));
+  RunFor(std::chrono::milliseconds(200));
+  EXPECT_EQ(FirstGeneration(), GenerationView::State::kProposed);
+  for (const Instant limit = io::MonotonicNow() + std::chrono::seconds(20);
+       FirstGeneration() == GenerationView::State::kProposed && io::MonotonicNow() < limit;
+       FinishAll()) {
+    RunFor(std::chrono::milliseconds(50));
+  }
+  EXPECT_EQ(FirstGeneration(), GenerationView::State::kVoided);
 }
 
 // After a month in which no coordinator ran thousands of jobs are too old at once. One commit
