@@ -464,6 +464,26 @@ TEST_F(Generations, while_members_answer_the_others_are_waited_for) {
   }
 }
 
+// And one that dials anew while its word is awaited has its whole time once more, however long the
+// others took before.
+TEST_F(Generations, after_slow_members_too_who_dials_anew_has_its_time) {
+  Start();
+  const char* const kNames[] = {"a", "b", "c", "d"};
+  sim::Behaviour slow;
+  for (int i = 0; i < 4; ++i) {
+    slow.prepare = 1500ms * (i + 1);
+    AddDaemons({kNames[i]}, slow);
+  }
+  slow.prepare = 9s;
+  AddDaemons({"e"}, slow);
+  world().RunFor(1s);
+  world().Submit(SpecOf("job", 5, 5), "k");
+  world().RunFor(7800ms);  // It has until 8 s, two after the last of the others.
+  world().node("e").ResetSession();
+  ASSERT_TRUE(ReachesGeneration(JobId("job-1"), 1, 3s));
+  EXPECT_NE(GenerationOf(JobId("job-1"), 1).state, GenerationView::State::kVoided);
+}
+
 // §2 Prepare: a member may take as long as the job's node check may, and no longer.
 TEST_F(Generations, a_node_check_has_its_own_time) {
   JobSpec spec = SpecOf("job", 2, 2);
