@@ -216,6 +216,20 @@ TEST_F(Liveness, a_slow_disk_makes_nobody_late) {
   EXPECT_THAT(Members(GenerationOf(job, 3)), ::testing::ElementsAre("a", "b"));
 }
 
+// §1: nor whoever joins: an agent says nothing before its welcome, which waits for two commits.
+TEST_F(Liveness, a_slow_disk_loses_nobody_who_joins) {
+  Start();
+  world().tracing = true;
+  world().commit_delay = 2700ms;
+  for (const char* name : {"a", "b", "c"}) {
+    AddDaemons({name});
+    world().RunFor(100ms);
+  }
+  world().RunFor(30s);
+  for (const char* name : {"a", "b", "c"}) EXPECT_FALSE(world().NodeRowOf(name).lost) << name;
+  for (const std::string& line : world().trace) EXPECT_EQ(line.find("lost"), line.npos) << line;
+}
+
 // §4: after recovery every member is awaited: 3 leases and 10 ms per node.
 TEST_F(Liveness, fleet_returns_slowly) {
   Start();

@@ -69,6 +69,14 @@ void ForEachAnswer(Step& step, const Longer& longer) {
   }
 }
 
+// Of a node nothing was heard but its Hello: it says no more before its welcome has come.
+void ForEachWelcome(Step& step, const Longer& longer) {
+  for (auto& [id, node] : step.state.nodes) {
+    const auto* attached = std::get_if<Attached>(&node.link);
+    if (attached && node.lease.last_heard <= attached->since) longer.Since(node.lease.from);
+  }
+}
+
 // And every one that waits for a sign of life. In neither list: what passes by itself (a notice's
 // time), and deadlines that agents keep on clocks of their own.
 void ForEachSign(Step& step, const Longer& longer) {
@@ -100,7 +108,8 @@ void ForEachSign(Step& step, const Longer& longer) {
 void On(Step& step, const Stalled& event) {
   const Longer longer{event.gap, event.until};
   ForEachAnswer(step, longer);
-  if (!event.heard) ForEachSign(step, longer);
+  if (event.heard) return ForEachWelcome(step, longer);
+  ForEachSign(step, longer);
 }
 
 }  // namespace regroup::coordinator
