@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "common/base/check.h"
+#include "common/base/user_error.h"
 #include "common/io/files.h"
 #include "common/io/proc.h"
 #include "tests/launcher/coordinator/shell/daemon_fixture.h"
@@ -17,7 +18,9 @@
 namespace regroup::coordinator {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // A disk that takes as long as the test says.
@@ -203,6 +206,7 @@ TEST_F(CoreLoopWithANode, NobodyIsLateWhileTheDiskTakesLong) {
   RunFor(std::chrono::seconds(3));
   EXPECT_EQ(FirstGeneration(), GenerationView::State::kProposed);
   const auto said = [&](const char* what) {
+    log_->Flush();
     const absl::StatusOr<std::string> log = io::ReadFile(dir_.path() + "/log", 1 << 20);
     return log.ok() ? absl::StrContains(*log, what) : false;
   };
@@ -255,6 +259,27 @@ TEST_F(CoreLoopTest, ACommitPurgesAFewJobs) {
     Run();
   }
   EXPECT_EQ(purged, kJobs - 1);  // The newest keeps its number.
+}
+
+// What waits for a disk that hangs has a bound, and behind it nothing is accepted.
+TEST_F(CoreLoopTest, ADiskThatHangsIsFatalBeforeMemoryIsFull) {
+  constexpr std::size_t kEach = 100'000, kMost = std::size_t{256} << 20;
+  SubmitAsked event;
+  event.spec = SubmittedJob("train", 1, 1);
+  event.spec.command = {"train", std::string(kEach, 'x')};
+  event.free_bytes = std::uint64_t{1} << 40;
+  std::size_t call = 1;
+  for (; outlet_.fatal.ok(); ++call) {
+    ASSERT_LE(call, kMost / kEach + 1);
+    event.call = CallId(call);
+    event.key = "key-" + std::to_string(call);
+    loop_.Post([this, event](Instant received) { loop_.Step(received, event); });
+    Run();
+  }
+  EXPECT_GT(call, kMost / kEach * 9 / 10);
+  EXPECT_THAT(RenderUserError(outlet_.fatal),
+              AllOf(HasSubstr("the journal is too slow"), HasSubstr("at most 268435456 may")));
+  EXPECT_THAT(outlet_.answered, IsEmpty());
 }
 
 TEST_F(CoreLoopTest, AJournalThatFailsIsFatalAndNothingIsSaidAnyMore) {
