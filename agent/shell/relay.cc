@@ -173,7 +173,7 @@ void Relay::Run() {
     std::vector<LineMixer::Piece> out;
     // What workers printed before something happened comes before the line that says so.
     for (;;) {
-      const bool any = ReadSome(out);
+      const bool any = ReadSome(finishing, out);
       DropEnded(out);
       if (!any && !(finishing && mixer_.Holds())) break;
       mixer_.Flush(io::BootNow(), finishing && !any, out);
@@ -248,7 +248,7 @@ void Relay::Keep(const Stream& stream, const std::string& lines) {
 
 // All of it is shown, and its shim, which kept it until then, may have ended before.
 void Relay::LetGo(const Stream& stream) {
-  if (!stream.unread.empty()) return;  // It is all that is left of it.
+  if (!stream.unread.empty() || stream.left_out) return;  // It is all that is left of it.
   io::TrimLog(stream.directory, stream.kind, stream.limits);
   if (stream.passing.empty()) return;
   std::error_code ignored;  // The node's folder goes as a whole in the end.
@@ -304,20 +304,23 @@ void Relay::MeasureScreen() {
 }
 
 // What the mixer cannot take yet stays in the logs.
-bool Relay::ReadSome(std::vector<LineMixer::Piece>& out) {
+bool Relay::ReadSome(bool finishing, std::vector<LineMixer::Piece>& out) {
   bool any = false;
   for (Stream& stream : streams_) {
     stream.empty = false;
     if (stream.source != kNotShown && mixer_.Full(stream.source)) continue;
     const int gone = stream.reader.lost_segments();
     absl::StatusOr<io::LogReader::Chunk> chunk = stream.reader.Next(kReadBytes);
+    if (!chunk.ok() && stream.unread.empty()) stream.unread_since = io::BootNow();
     stream.unread = chunk.ok() ? "" : std::string(chunk.status().message());
     stream.empty = !chunk.ok() || chunk->bytes.empty();
     const bool gap = stream.reader.lost_segments() > gone || (chunk.ok() && chunk->lost_before > 0);
     if (gap && !std::exchange(stream.gap_told, true))
       Tell(stream, "its log was removed before all of it was shown", out);
-    if (stream.empty) continue;
+    if (!chunk.ok()) any = LeaveOut(stream, finishing, out) || any;
+    if (!chunk.ok() || stream.empty) continue;
     any = true;
+    stream.left_out_told = false;
     untold_bytes_ += chunk->bytes.size();
     if (chunk->note) continue;  // The writer's own words.
     if (!stream.filtered_file.empty()) Keep(stream, stream.filter.Add(chunk->bytes));
@@ -325,6 +328,20 @@ bool Relay::ReadSome(std::vector<LineMixer::Piece>& out) {
     mixer_.Add(stream.source, chunk->bytes, io::BootNow(), out);
   }
   return any;
+}
+
+// Of what cannot be read: a rank must not wait for ever because of it.
+bool Relay::LeaveOut(Stream& stream, bool finishing, std::vector<LineMixer::Piece>& out) {
+  const bool over = finishing || stream.ending;
+  if (!over && io::BootNow() < stream.unread_since + kUnreadableLimit) return false;
+  if (!stream.reader.SkipSegment()) return false;
+  if (!std::exchange(stream.left_out_told, true))
+    Tell(stream, stream.unread + "; what comes after it is shown", out);
+  stream.unread.clear();
+  stream.left_out = true;
+  stream.empty = false;
+  ++untold_bytes_;  // Its position has moved.
+  return true;
 }
 
 void Relay::Tell(const Stream& stream, const std::string& what,

@@ -29,7 +29,7 @@ class Relay {
   // the thread. Empty: nothing.
   using OnWriteError = std::function<std::string(LineMixer::Sink, int error)>;
   // What to say on stderr of output that is gone before it was shown, once for each stream, or that
-  // cannot be read when all the rest has been; called on the thread.
+  // cannot be read; called on the thread.
   using OnReadTrouble = std::function<std::string(const std::string& log_directory, io::LogStream,
                                                   const std::string& what)>;
   // `progressed`, if given, is called by the relay's thread, after so and so many bytes and when
@@ -69,6 +69,9 @@ class Relay {
   // By log directory, from Follow until Unfollow has taken effect.
   std::map<std::string, ShownOf> ShownSoFar() const;
   void Poke();  // There may be more in the logs.
+  // A part of a log that cannot be read is asked for again; what lies behind it waits for so long,
+  // and no longer once nothing more is written there. It is left out then, and kept.
+  static constexpr Duration kUnreadableLimit = std::chrono::seconds(5);
   // Whole lines of ours, to stderr; `at_once`: also into a worker's line that grows.
   void Say(std::string text, bool at_once = false);
   // Shows all that the logs hold, then what is said last. False: it took longer than `limit`, and
@@ -90,6 +93,9 @@ class Relay {
     bool empty = false;   // The last look found nothing more.
     bool gap_told = false;
     std::string unread{};  // Why the last look failed; empty: it did not.
+    Instant unread_since{};
+    bool left_out = false;       // Some of it.
+    bool left_out_told = false;  // Since a look last succeeded.
   };
   struct Said {
     std::string text;
@@ -107,7 +113,8 @@ class Relay {
   void DropEnded(std::vector<LineMixer::Piece>& out);
   void MeasureScreen();
   void Failed(LineMixer::Sink sink, int error);
-  bool ReadSome(std::vector<LineMixer::Piece>& out);
+  bool ReadSome(bool finishing, std::vector<LineMixer::Piece>& out);
+  bool LeaveOut(Stream& stream, bool finishing, std::vector<LineMixer::Piece>& out);
   void Tell(const Stream& stream, const std::string& what, std::vector<LineMixer::Piece>& out);
   void TellUnread(const Stream& stream, std::vector<LineMixer::Piece>& out);
   void Write(const std::vector<LineMixer::Piece>& pieces);

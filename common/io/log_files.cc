@@ -409,6 +409,16 @@ bool LogReader::AdvanceSegment() {
   return true;
 }
 
+bool LogReader::SkipSegment() {
+  const std::optional<int> found = SegmentFrom(position_.segment + 1);
+  if (!found) return false;
+  lost_segments_ += *found - position_.segment;
+  position_ = {*found, 0};
+  expected_.reset();
+  log_.reset();
+  return true;
+}
+
 // An entry is written before its bytes: with the bytes in hand, the index that is read now covers
 // them.
 void LogReader::CutAtNextEntry(Chunk& chunk) {

@@ -146,6 +146,9 @@ class LogReader {
     std::uint64_t lost_before = 0;  // Bytes of the stream in front of these that are not kept.
   };
   absl::StatusOr<Chunk> Next(std::size_t max_bytes = 64 << 10);
+  // After Next has failed: goes on behind the segment that cannot be read, where there is more.
+  // The rest of it counts as one lost segment.
+  bool SkipSegment();
   LogPosition position() const { return position_; }
   int lost_segments() const { return lost_segments_; }
 

@@ -58,10 +58,14 @@ class RefusingDisk(Output):
     def test_everything_is_shown_that_cannot_be_kept(self):
         """A log that cannot go on, though the disk has room: its folder is another thing now."""
         logs = self.fx.path("work", "logs")
-        worker = f"d=$(echo {logs}/*/1/0); mv $d $d.away; echo >$d; " + LINES.format(count=50_000)
+        shown = self.fx.path("work", "shown")
+        worker = (f"echo first; until [ -e {shown} ]; do sleep 0.02; done; d=$(echo {logs}/*/1/0); "
+                  "mv $d $d.away; echo >$d; " + LINES.format(count=50_000))
         run = self.shell(f"exec regroup run --log-dir {logs} --log-keep 1M --no-python sh -c '{worker}'")
+        run.expect("first", 30, "stdout")  # So its file is open: one that moved before would be out of reach.
+        open(shown, "w").close()
         self.assertEqual(run.wait(), 0, run)
-        self.assertEqual(run.stdout.encode(), self.lines(50_000))
+        self.assertEqual(run.stdout.encode(), b"first\n" + self.lines(50_000))
         self.assertIn("output of workers is not kept: ", run.stderr)
         self.assertIn("Not a directory", run.stderr)
 

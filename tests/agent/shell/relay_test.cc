@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "common/io/proc.h"
 #include "tests/agent/shell/scratch.h"
@@ -201,6 +202,49 @@ TEST(Relay, ALogThatCouldNotBeReadForAMomentIsShownWhole) {
   }
   EXPECT_EQ(out.All(), "whole");
   EXPECT_EQ(err.All(), "");
+}
+
+// Its rank would wait for ever once so much is not shown.
+TEST(Relay, WhatComesAfterAPartThatCannotBeReadIsShownWithoutIt) {
+  Scratch scratch;
+  Pipe out, err;
+  const std::string logs = scratch.path() + "/3";
+  for (const char* unreadable : {"/stdout.0.log", "/stdout.2.log", "/stdout.3.log"})
+    std::filesystem::create_directories(logs + unreadable);
+  std::ofstream(logs + "/stdout.1.log") << "more";
+  std::atomic<bool> told_on = false;
+  {
+    const Instant before = io::BootNow();
+    Relay relay(
+        out.write.get(), err.write.get(), nullptr,
+        [&] {
+          for (const auto& [directory, shown] : relay.ShownSoFar())
+            told_on = told_on || shown.out.segment > 0;
+        },
+        Gap);
+    Relay::Rules rules;
+    rules.limits = {.segment_bytes = 4096, .segments = 1};
+    relay.Follow(logs, rules);
+    char more[4];
+    ASSERT_EQ(::read(out.read.get(), more, sizeof more), 4);
+    EXPECT_GE(io::BootNow() - before, Relay::kUnreadableLimit);
+    for (int i = 0; i < 1000 && !told_on; ++i) std::this_thread::sleep_for(10ms);
+    EXPECT_TRUE(told_on) << "or its shim would keep what cannot be shown";
+    std::ofstream(logs + "/stdout.4.log") << "and the end";
+    EXPECT_TRUE(relay.Finish("", 10s));
+    EXPECT_LT(io::BootNow() - before, 2 * Relay::kUnreadableLimit) << "nobody waits at the end";
+  }
+  EXPECT_EQ(out.All(), "and the end");
+  const std::string told = err.All();
+  const auto times = [&](const std::string& what) {
+    int count = 0;
+    for (std::size_t at = 0; (at = told.find(what, at)) != std::string::npos; ++at) ++count;
+    return count;
+  };
+  EXPECT_EQ(times("3 stdout: "), 2) << told;
+  EXPECT_EQ(times("not a regular file; what comes after it is shown\n"), 2) << told;
+  EXPECT_TRUE(std::filesystem::exists(logs + "/stdout.1.log"))
+      << "of what is not shown all is kept";
 }
 
 TEST(Relay, AReaderThatHasGoneIsToldOnce) {
