@@ -114,7 +114,7 @@ class Logs : public Command {
     AddSwitch(line().app(), "--raw", raw_, "lines as written: no time, no node, no separators");
     AddText(line().app(), "--log-dir", log_dir_,
             "where an ended run kept its output, if it was given --log-dir", "DIRECTORY");
-    DescribeFlags(line().app(), options_);
+    DescribeFlags(line().app(), options_, "a JSON object for each line instead of text");
     ScopeEnvironment(line().app(), "logs");
   }
 

@@ -97,7 +97,7 @@ std::string Place::state_dir() const {
   return folder.empty() ? "" : folder.substr(0, folder.find_last_of('/'));
 }
 
-void DescribeFlags(CLI::App& app, ReadOptions& options) {
+void DescribeFlags(CLI::App& app, ReadOptions& options, std::string_view json) {
   AddText(app, "--coordinator", options.coordinator,
           "coordinator to ask: HOST[:PORT], or the path of its socket or folder; up to 8 with "
           "commas, tried in turn; none: all in the state directory",
@@ -107,7 +107,7 @@ void DescribeFlags(CLI::App& app, ReadOptions& options) {
   AddTokenFile(app, options.token_file);
   AddSwitch(app, "--insecure", options.insecure,
             "dial without a token, a coordinator that takes everybody");
-  AddSwitch(app, "--json", options.json, "one JSON object instead of text");
+  AddSwitch(app, "--json", options.json, json);
 }
 
 absl::StatusOr<std::vector<std::string>> StateDirectories(const ReadOptions& options) {

@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -25,7 +26,8 @@ struct ReadOptions {
   bool insecure = false;
   bool json = false;
 };
-void DescribeFlags(CLI::App& app, ReadOptions& options);
+void DescribeFlags(CLI::App& app, ReadOptions& options,
+                   std::string_view json = "one JSON object instead of text");
 
 struct Place {
   std::string
