@@ -530,6 +530,7 @@ void GroupHost::OnGone(Hosted& hosted, const shim::RunRecord& record) {
   // Its last words are those of one that lives.
   if (record.state && !scan_done_) OnState(hosted, *record.state);
   if (Find(key) != &hosted) return;
+  NoteFinishing(hosted);
   hosted.end = record;
   if (scan_done_) return CheckScan(false);
   if (!record.supervisor_lost()) {
@@ -582,8 +583,8 @@ bool GroupHost::EndedAwaitingOutput(const Hosted& hosted) {
                      });
 }
 
-// A group that is over is forgotten as soon as the coordinator knows, which may be before its shim
-// has written what the ranks have said last.
+// A group that is over is forgotten as soon as the coordinator knows, and its shim lets go of it
+// where a disk hangs: both may be before it has written what the ranks have said last.
 void GroupHost::NoteFinishing(const Hosted& hosted) {
   std::erase_if(finishing_,
                 [](const Finishing& shim) { return !io::IsAlive(shim.pid, shim.start_ticks); });

@@ -212,6 +212,7 @@ std::string Encode(const Spec& spec) {
   out.Bytes(28, spec.passing);
   out.Bytes(40, spec.program);
   out.Int(41, spec.keeps_ranks);
+  out.Int(42, spec.log_patience.count());
   return std::string(1, kSpec) + out.Take();
 }
 
@@ -254,6 +255,7 @@ absl::StatusOr<Spec> DecodeSpec(std::string_view bytes) {
       case 28: spec.passing = in.str(); break;
       case 40: spec.program = in.str(); break;
       case 41: spec.keeps_ranks = in.Int() != 0; break;
+      case 42: spec.log_patience = Duration(in.Int()); break;
     }
   }
   if (!in.ok() || !limits_ok || spec.nonce.empty()) return Damaged("run directory spec");

@@ -74,6 +74,8 @@ struct Spec {
   // no agent has taken to a coordinator yet; with a group of which no rank was ever started; a
   // store without client and agent.
   Duration agent_patience = std::chrono::minutes(2);
+  // How long it waits, alone, for a disk that does not take the last of its logs.
+  Duration log_patience = std::chrono::minutes(10);
   std::optional<int>
       oom_score_adj;  // Of the ranks. Raising needs no right; a refused lowering is skipped.
 

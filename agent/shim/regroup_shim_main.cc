@@ -48,7 +48,8 @@ absl::Status Serve(const Arguments& arguments, bool& finished) {
       lifeline(arguments.lifeline ? kLifelineFd : -1),
       standard_input(arguments.standard_input ? kStdinFd : -1),
       warm(arguments.warm > 0 ? kWarmFd : -1);
-  // kLockFd stays open, and so the lock held, until the kernel ends this process.
+  // kLockFd stays open, and so the lock held, until the kernel ends this process, or until only its
+  // logs are waited for.
   ::syscall(SYS_close_range, 3u, ~0u, 4u /* CLOSE_RANGE_CLOEXEC */);
   ASSIGN_OR_RETURN(std::string bytes, io::ReadFileAt(directory.get(), kSpecFile, 8u << 20));
   ASSIGN_OR_RETURN(Spec spec, DecodeSpec(bytes));

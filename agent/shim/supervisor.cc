@@ -1,6 +1,7 @@
 #include "agent/shim/supervisor.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -21,6 +22,7 @@
 #include "absl/strings/strip.h"
 #include "agent/shim/leftovers.h"
 #include "agent/shim/run_directory.h"
+#include "agent/shim/spawn_fds.h"
 #include "agent/shim/spawn_rank.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
@@ -37,7 +39,7 @@ constexpr auto kKillAgain = milliseconds(20);  // A fork bomb is faster than one
 constexpr auto kCheckLeftovers = seconds(1);   // To end them, once the check has passed.
 constexpr auto kUnkillableAgain = seconds(1);
 constexpr auto kOutputInterval = milliseconds(10);
-constexpr auto kLogPatience = seconds(5);
+constexpr auto kLogPatience = seconds(5);  // With an agent that waits.
 constexpr auto kEndsByItself = milliseconds(100);
 constexpr std::size_t kMaxLeft = 16;
 constexpr int kPipeBytes = 256 << 10;
@@ -145,10 +147,7 @@ bool Supervisor::Run() {
     EndIfReleased();  // Before it is told: whoever dials then is refused.
     const bool logs_done = Report();
     if (released_ && logs_done) return true;
-    if (released_ && io::BootNow() >= *logs_deadline_) {
-      logs_->Abandon();
-      return false;
-    }
+    if (released_ && io::BootNow() >= *logs_deadline_) return WriteLate();
     if (free_ && !logs_finished) {
       logs_->Finish();
       logs_finished = true;
@@ -706,6 +705,24 @@ bool Supervisor::Report() {
     if (!saved.ok()) std::fprintf(stderr, "%s\n", std::string(saved.message()).c_str());
   }
   return logs.done;
+}
+
+// A disk may hang for minutes, and the last words of a rank say why it failed.
+bool Supervisor::WriteLate() {
+  control_.reset();
+  ::close(kLockFd);
+  for (const Instant limit = io::BootNow() + spec_.log_patience; !logs_->Look().done;) {
+    const Instant now = io::BootNow();
+    if (now >= limit) {
+      logs_->Abandon();
+      return false;
+    }
+    pollfd ready{logs_ready_.get(), POLLIN, 0};
+    ::poll(&ready, 1, static_cast<int>(std::chrono::ceil<milliseconds>(limit - now).count()));
+    std::uint64_t count = 0;
+    [[maybe_unused]] ssize_t ignored = ::read(logs_ready_.get(), &count, sizeof(count));
+  }
+  return true;
 }
 
 // ---- time --------------------------------------------------------------------------------------

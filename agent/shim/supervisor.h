@@ -39,9 +39,10 @@ class Supervisor {
   static absl::StatusOr<std::unique_ptr<Supervisor>> Create(Spec spec, SupervisorFds fds,
                                                             std::optional<WarmStart> warm);
   // Returns when the group is free, its state was sent and written, an agent has released it (or
-  // none was there for spec.agent_patience, or the lifeline closed), and its logs are on disk
-  // (waits 5 s for them; then false: the process must end by _exit). Until it is released its
-  // witness accepts, so that a refused witness means a process that died.
+  // none was there for spec.agent_patience, or the lifeline closed), and its logs are on disk.
+  // Where a disk does not take them in 5 s it lets go of its run directory and its agent, for which
+  // it has ended, and waits for spec.log_patience more; then false: the process must end by _exit.
+  // Until it is released its witness accepts, so that a refused witness means a process that died.
   bool Run();
 
  private:
@@ -112,6 +113,7 @@ class Supervisor {
   void OnShown(const Shown& shown);
   void TellReader();
   bool Report();
+  bool WriteLate();
   std::optional<Instant> NextDue() const;
   void ArmTimer();
   Rank* FindByPid(pid_t pid);

@@ -347,7 +347,7 @@ class Agents(Fleet):
         self.assertEqual(logs.stdout, "it ran\n")
 
     def test_logs_that_are_not_written_in_time_are_said_to_be_missing(self):
-        """To who comes after the end and to who has followed; those of another job do not wait for that."""
+        """To who comes after the end and to who has followed; those of another job do not wait for that. They come late."""
         job, go, writers = self.job_whose_logs_stand_still()
         streams = self.streams()
         follower = self.fx.regroup("logs", "--coordinator", self.socket, "-f", "--raw", job)
@@ -364,6 +364,7 @@ class Agents(Fleet):
                 reader.wait(20)
                 self.assertEqual(reader.stdout, "", reader)
                 self.assertRegex(reader.stderr, "a.*what its ranks wrote last is not in its log files yet: its disk may hang")
+        e2e.wait_for(lambda: self.regroup("logs", "--raw", job).stdout == "it ran\n", 20, "what the disk has taken late")
 
     def test_a_follower_loses_no_line_over_restarts_of_its_agent_and_its_coordinator(self):
         self.agent("a", slots=2)

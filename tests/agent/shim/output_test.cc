@@ -4,10 +4,13 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/mount.h>
+#include <sys/ptrace.h>
 #include <sys/statvfs.h>
+#include <sys/wait.h>
 
 #include "absl/strings/str_cat.h"
 #include "agent/shim/log_drain.h"
+#include "common/io/files.h"
 #include "common/io/proc.h"
 #include "tests/agent/shim/shim_fixture.h"
 
@@ -418,6 +421,77 @@ TEST(LogDrain, ADiskIsFullBeforeItsEnd) {
   EXPECT_FALSE(LogDrain::DiskIsFull(10 * kGiB, 100 * kGiB, false));
   EXPECT_TRUE(LogDrain::DiskIsFull(11 * kGiB, 100 * kGiB, true)) << "not to and fro";
   EXPECT_FALSE(LogDrain::DiskIsFull(12 * kGiB, 100 * kGiB, true));
+}
+
+// A disk that hangs: the thread that writes logs stands still, and none other.
+class HungDisk {
+ public:
+  explicit HungDisk(pid_t shim) {
+    const std::string tasks = absl::StrCat("/proc/", shim, "/task");
+    for (const std::string& name : io::ListDirectory(tasks).value_or(std::vector<std::string>{})) {
+      const pid_t task = std::atoi(name.c_str());
+      if (task != shim && hangs_ == 0) hangs_ = task;
+    }
+    held_ = hangs_ != 0 && ::ptrace(PTRACE_SEIZE, hangs_, nullptr, nullptr) == 0 &&
+            ::ptrace(PTRACE_INTERRUPT, hangs_, nullptr, nullptr) == 0 &&
+            ::waitpid(hangs_, nullptr, __WALL) == hangs_;
+  }
+  ~HungDisk() { GoOn(); }
+  bool held() const { return held_; }
+  // Its process with it: whoever traces one thread of it has to take its end.
+  bool HasEnded() { return ::waitpid(hangs_, nullptr, __WALL | WNOHANG) == hangs_; }
+  void GoOn() {
+    if (std::exchange(held_, false)) ::ptrace(PTRACE_DETACH, hangs_, nullptr, nullptr);
+  }
+
+ private:
+  pid_t hangs_ = 0;
+  bool held_ = false;
+};
+
+class HungDiskTest : public ShimTest {
+ protected:
+  Spec LastWords(Duration log_patience) {
+    Spec spec = ShellSpec("until [ -e $WORK/go ]; do sleep 0.01; done; echo last words");
+    spec.log_patience = log_patience;
+    return spec;
+  }
+  // For its agent, which is before its last words are written.
+  void EndWithoutThem(Group& group) {
+    ASSERT_TRUE(io::ReplaceFile(work_ / "go", "", io::Durability::kVolatile).ok());
+    ASSERT_TRUE(group.WaitForPhase(Phase::kFree));
+    EXPECT_FALSE(group.rank().logs_complete);
+    ASSERT_TRUE(group.link->Send(Release{}).ok());
+    ASSERT_TRUE(Eventually([&] { return !group.link->OnReadable().ok(); }));
+    EXPECT_FALSE(ReadRunDirectory(group.directory.path)->shim_alive) << "it holds nobody up";
+  }
+  static bool HasEnded(const Group& group, int limit_ms) {
+    pollfd process{group.shim.process.get(), POLLIN, 0};
+    return ::poll(&process, 1, limit_ms) == 1;
+  }
+};
+
+TEST_F(HungDiskTest, WhatItTakesLateIsWrittenWithoutTheAgent) {
+  Group group = Run(LastWords(std::chrono::minutes(1)));
+  ASSERT_TRUE(group.WaitForPhase(Phase::kRunning));
+  HungDisk disk(group.shim.pid);
+  if (!disk.held()) GTEST_SKIP() << "needs the right to trace";
+  EndWithoutThem(group);
+  EXPECT_FALSE(HasEnded(group, 500));
+  disk.GoOn();
+  EXPECT_TRUE(HasEnded(group, 20'000));
+  EXPECT_EQ(Log(group), "last words\n");
+}
+
+TEST_F(HungDiskTest, OneThatHangsForGoodIsNotWaitedForAnyMore) {
+  Group group = Run(LastWords(std::chrono::milliseconds(300)));
+  ASSERT_TRUE(group.WaitForPhase(Phase::kRunning));
+  HungDisk disk(group.shim.pid);
+  if (!disk.held()) GTEST_SKIP() << "needs the right to trace";
+  EndWithoutThem(group);
+  EXPECT_TRUE(Eventually([&] { return disk.HasEnded(); }));
+  EXPECT_TRUE(HasEnded(group, 20'000));
+  EXPECT_EQ(Log(group), "");
 }
 
 TEST_F(ShimTest, AFullDiskStallsNobody) {

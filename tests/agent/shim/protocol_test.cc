@@ -34,6 +34,7 @@ Spec FullSpec() {
   spec.store_members = {"10.0.0.1", "::1"};
   spec.agent_data = std::string("\0\1\2", 3);
   spec.keeps_ranks = true;
+  spec.log_patience = std::chrono::seconds(7);
   return spec;
 }
 
@@ -81,6 +82,7 @@ TEST(ShimProtocol, SpecRoundTrips) {
   EXPECT_EQ(back->oom_score_adj, 500);
   EXPECT_EQ(back->unkillable_after, spec.unkillable_after);
   EXPECT_EQ(back->agent_data, spec.agent_data);
+  EXPECT_EQ(back->log_patience, spec.log_patience);
   EXPECT_EQ(back->generation, spec.generation);
 }
 
