@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/user_error.h"
 #include "common/io/proc.h"
+#include "common/io/thread.h"
 #include "common/rpc/convert.h"
 #include "common/rpc/describe_listener.h"
 
@@ -255,16 +256,19 @@ void Agent::Away(const std::string& why) {
   };
   if (!target_ || !target_->remote || std::exchange(probing_, true)) return log(why);
   // Who listens there instead says more than how it broke.
-  std::thread([this, &loop = loop_, remote = *target_->remote, why, log,
-               alive = std::weak_ptr(alive_)] {
-    const ListenerDescription found = DescribeListener(remote);
-    const std::string said = found.kind == ListenerKind::kRegroup ? why : found.sentence;
-    asio::post(loop, [this, said, log, alive] {
-      if (!alive.lock()) return;
-      probing_ = false;
-      log(said);
-    });
-  }).detach();
+  absl::StatusOr<std::thread> probe = io::StartThread(
+      [this, &loop = loop_, remote = *target_->remote, why, log, alive = std::weak_ptr(alive_)] {
+        const ListenerDescription found = DescribeListener(remote);
+        const std::string said = found.kind == ListenerKind::kRegroup ? why : found.sentence;
+        asio::post(loop, [this, said, log, alive] {
+          if (!alive.lock()) return;
+          probing_ = false;
+          log(said);
+        });
+      });
+  if (probe.ok()) return probe->detach();
+  probing_ = false;
+  log(why);
 }
 
 // The same again is told seldom.

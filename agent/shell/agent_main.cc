@@ -34,6 +34,7 @@
 #include "common/io/proc.h"
 #include "common/io/spawn.h"
 #include "common/io/standard_fds.h"
+#include "common/io/thread.h"
 #include "common/io/unix_socket.h"
 
 namespace regroup::agent {
@@ -385,5 +386,6 @@ int Main(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
   regroup::io::OpenStandardDescriptors();
+  regroup::io::EndClearlyWithoutThreads();
   regroup::agent::Exit(regroup::agent::Main(std::vector<std::string>(argv + 1, argv + argc)));
 }

@@ -25,6 +25,7 @@
 #include "common/io/files.h"
 #include "common/io/proc.h"
 #include "common/io/spawn.h"
+#include "common/io/thread.h"
 #include "common/io/unix_socket.h"
 #include "common/report/run_screen.h"
 #include "common/rpc/describe_listener.h"
@@ -178,18 +179,21 @@ void Dialler::ReachAt(const Address& address, const std::string& command, Done d
     target->connection = Dial(address, {.connect_limit = connect_limit_});
     return done(*std::move(target));
   }
-  std::thread([home = home_, address, command, token = access_.token, limit = connect_limit_,
-               target = *target, done = std::move(done)] {
-    absl::StatusOr<Connection> connection = ReachOverTcp(address, token, command, limit);
-    std::lock_guard lock(home->mutex);
-    if (home->loop == nullptr) return;
-    asio::post(*home->loop, [home, target, done, connection = std::move(connection)]() mutable {
-      if (home->loop == nullptr) return;
-      if (!connection.ok()) return done(connection.status());
-      target.connection = *std::move(connection);
-      done(std::move(target));
-    });
-  }).detach();
+  absl::StatusOr<std::thread> reaching =
+      io::StartThread([home = home_, address, command, token = access_.token,
+                       limit = connect_limit_, target = *target, done] {
+        absl::StatusOr<Connection> connection = ReachOverTcp(address, token, command, limit);
+        std::lock_guard lock(home->mutex);
+        if (home->loop == nullptr) return;
+        asio::post(*home->loop, [home, target, done, connection = std::move(connection)]() mutable {
+          if (home->loop == nullptr) return;
+          if (!connection.ok()) return done(connection.status());
+          target.connection = *std::move(connection);
+          done(std::move(target));
+        });
+      });
+  if (!reaching.ok()) return done(reaching.status());
+  reaching->detach();
 }
 
 // ---- a service's --------------------------------------------------------------------------------
@@ -296,26 +300,28 @@ void LaunchDialler::Decide(const std::vector<Address>& addresses) {
 }
 
 // Off the loop: what listens there may not be ours. A coordinator that is starting is silent for a
-// moment; on this host one that stays so is none.
+// moment; on this host one that stays so is none. Without a thread it stays unsaid.
 void LaunchDialler::CheckListener() {
-  std::thread([this, alive = alive_, &loop = loop_, address = endpoint_, here = in_use_] {
-    const Instant limit = io::BootNow() + kSilenceLimit;
-    ListenerDescription found = DescribeListener(address);
-    while (here && found.kind == ListenerKind::kSilent && io::BootNow() < limit)
-      found = DescribeListener(address);
-    const bool silent = here && found.kind == ListenerKind::kSilent;
-    if (!silent && found.kind != ListenerKind::kTorchStore && found.kind != ListenerKind::kGrpc &&
-        found.kind != ListenerKind::kSomething) {
-      return;
-    }
-    asio::post(loop, [this, alive, address, sentence = found.sentence] {
-      if (!*alive || answered_) return;
-      fatal_(UserError(absl::StatusCode::kFailedPrecondition,
-                       absl::StrCat("cannot use ", io::FormatAddress(address), " as the endpoint"),
-                       sentence,
-                       "another port, as in --rdzv-endpoint HOST:PORT, the same on every node"));
-    });
-  }).detach();
+  absl::StatusOr<std::thread> checking =
+      io::StartThread([this, alive = alive_, &loop = loop_, address = endpoint_, here = in_use_] {
+        const Instant limit = io::BootNow() + kSilenceLimit;
+        ListenerDescription found = DescribeListener(address);
+        while (here && found.kind == ListenerKind::kSilent && io::BootNow() < limit)
+          found = DescribeListener(address);
+        const bool silent = here && found.kind == ListenerKind::kSilent;
+        if (!silent && found.kind != ListenerKind::kTorchStore &&
+            found.kind != ListenerKind::kGrpc && found.kind != ListenerKind::kSomething) {
+          return;
+        }
+        asio::post(loop, [this, alive, address, sentence = found.sentence] {
+          if (!*alive || answered_) return;
+          fatal_(UserError(
+              absl::StatusCode::kFailedPrecondition,
+              absl::StrCat("cannot use ", io::FormatAddress(address), " as the endpoint"), sentence,
+              "another port, as in --rdzv-endpoint HOST:PORT, the same on every node"));
+        });
+      });
+  if (checking.ok()) checking->detach();
 }
 
 void LaunchDialler::Reach(Done done) {

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/shell/log_selection.h"
+#include "common/io/thread.h"
 #include "proto/coordinator.grpc.pb.h"
 
 namespace regroup::agent {
@@ -118,11 +119,20 @@ class LogStreams::Feeder {
         unfinished_(unfinished),
         reader_(std::move(log_root), std::move(name), asked.selection()),
         serving_(serving),
-        refusal_(std::move(refusal)),
-        thread_([this] { Run(); }) {}
+        refusal_(std::move(refusal)) {
+    absl::StatusOr<std::thread> thread = io::StartThread([this] { Run(); });
+    if (thread.ok()) {
+      thread_ = *std::move(thread);
+      return;
+    }
+    // Its reader is told, by the coordinator, that this node sends nothing.
+    call_.Cut();
+    call_.End();
+    finished_ = true;
+  }
   ~Feeder() {
     call_.Cut();
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
   }
   void StopFollowing() { call_.Wake(stop_following_); }
   void SayUnfinished() { unfinished_ = true; }

@@ -12,6 +12,7 @@
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/io/proc.h"
+#include "common/io/thread.h"
 
 namespace regroup::shim {
 namespace {
@@ -43,7 +44,7 @@ absl::StatusOr<std::unique_ptr<LogDrain>> LogDrain::Start(int notify_fd) {
       ::epoll_ctl(drain->epoll_.get(), EPOLL_CTL_ADD, drain->wake_.get(), &event) < 0) {
     return io::ErrnoStatus(errno, "set up log thread");
   }
-  drain->thread_ = std::thread([raw = drain.get()] { raw->Run(); });
+  ASSIGN_OR_RETURN(drain->thread_, io::StartThread([raw = drain.get()] { raw->Run(); }));
   return drain;
 }
 

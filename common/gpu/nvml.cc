@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/io/thread.h"
 
 namespace regroup {
 
@@ -267,7 +268,7 @@ absl::StatusOr<std::vector<Gpu>> AskForGpus(std::chrono::milliseconds patience,
     std::optional<absl::StatusOr<std::vector<Gpu>>> gpus;
   };
   auto answer = std::make_shared<Answer>();
-  std::thread([answer, library] {
+  absl::StatusOr<std::thread> asking = io::StartThread([answer, library] {
     absl::StatusOr<std::vector<Gpu>> gpus = [&]() -> absl::StatusOr<std::vector<Gpu>> {
       ASSIGN_OR_RETURN(Nvml nvml, Nvml::Open(library));
       return nvml.Gpus();
@@ -275,7 +276,9 @@ absl::StatusOr<std::vector<Gpu>> AskForGpus(std::chrono::milliseconds patience,
     const std::lock_guard lock(answer->mutex);
     answer->gpus = std::move(gpus);
     answer->given.notify_all();
-  }).detach();
+  });
+  if (!asking.ok()) return asking.status();
+  asking->detach();
   std::unique_lock lock(answer->mutex);
   if (answer->given.wait_for(lock, patience, [&] { return answer->gpus.has_value(); }))
     return *std::move(answer->gpus);

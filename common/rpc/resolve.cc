@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "common/base/status_macros.h"
+#include "common/io/thread.h"
 
 namespace regroup {
 namespace {
@@ -62,13 +63,15 @@ absl::StatusOr<std::vector<Address>> Resolve(const io::HostPort& endpoint) {
 
 void ResolveLater(io::HostPort endpoint,
                   std::function<void(absl::StatusOr<std::vector<Address>>)> done) {
-  std::thread([endpoint = std::move(endpoint), done = std::move(done)] {
+  absl::StatusOr<std::thread> thread = io::StartThread([endpoint = std::move(endpoint), done] {
     // Signals belong to the daemon's loop.
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, nullptr);
     done(Resolve(endpoint));
-  }).detach();
+  });
+  if (!thread.ok()) return done(thread.status());
+  thread->detach();
 }
 
 }  // namespace regroup

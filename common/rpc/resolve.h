@@ -22,8 +22,9 @@ namespace regroup {
 absl::StatusOr<std::vector<std::string>> ResolveHost(const std::string& host);
 absl::StatusOr<std::vector<Address>> Resolve(const io::HostPort& endpoint);
 
-// The same on a thread of its own; `done` is called there, once. The thread is detached: a resolver
-// that hangs holds nobody. `done` must not refer to anything that may be gone by then.
+// The same on a thread of its own; `done` is called there, once; or at once where there is none to
+// have. The thread is detached: a resolver that hangs holds nobody. `done` must not refer to
+// anything that may be gone by then.
 void ResolveLater(io::HostPort endpoint,
                   std::function<void(absl::StatusOr<std::vector<Address>>)> done);
 

@@ -1,7 +1,11 @@
 """Nothing that a worker says is lost: slow readers, closed descriptors, full disks, whole logs."""
+import contextlib
+import glob
 import os
+import shutil
 import signal
 import stat
+import time
 import unittest
 
 import regroup_e2e as e2e
@@ -173,6 +177,75 @@ class FullDisk(Output):
         self.assertRegex(run.stderr, r"the disk of .*/small/.* is full: output is not kept, workers run on · free some: regroup prune")
         self.assertIn("succeeded", run.stdout)
         self.assertGreater(int(run.stdout.split()[-1]), 56 << 10, "the journal's share")
+
+
+class NoThreads(Output):
+    """A worker has taken all processes that its user may have, as many loaders of data do."""
+    NOBODY = 65534  # Root is held by no limit of processes.
+    HOG = """import os, sys, time
+children = []
+def fill():
+    while len(children) < 500:
+        try:
+            children.append(os.fork())
+        except BlockingIOError:
+            return
+        if children[-1] == 0:
+            time.sleep(60)
+            os._exit(0)
+fill()
+print("full", flush=True)
+while not os.path.exists(sys.argv[1]):
+    fill()
+    time.sleep(0.05)
+for child in children:
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+print("done", flush=True)
+"""
+
+    def setUp(self):
+        super().setUp()
+        self.user = [] if os.geteuid() else ["setpriv", f"--reuid={self.NOBODY}", f"--regid={self.NOBODY}", "--clear-groups"]
+        if self.user:
+            shutil.copytree(os.path.dirname(e2e.binary("regroup")), self.fx.path("bin"), symlinks=True)
+            for root, folders, files in os.walk(self.fx.root):
+                for name in [root] + [os.path.join(root, each) for each in files]:
+                    os.chown(name, self.NOBODY, self.NOBODY, follow_symlinks=False)
+
+    def limited(self, more, *argv):
+        """As a user that may have so many more threads than it has."""
+        uid = self.NOBODY if self.user else os.geteuid()
+        have = 0
+        for thread in glob.glob("/proc/[0-9]*/task/*"):
+            with contextlib.suppress(OSError):
+                have += os.stat(thread).st_uid == uid
+        folder = self.fx.path("bin") if self.user else os.path.dirname(e2e.binary("regroup"))
+        return self.fx.start(*self.user, "prlimit", f"--nproc={have + more}", f"{folder}/regroup", *argv)
+
+    def test_who_reads_the_logs_then_ends_no_run(self):
+        hog, go = self.fx.path("work", "hog.py"), self.fx.path("work", "go")
+        with open(hog, "w") as f:
+            f.write(self.HOG)
+        run = self.limited(80, "run", "--no-python", "python3", hog, go)
+        run.expect("full", 30, "stdout")
+        logs = self.fx.run("logs", "last", "--raw")
+        self.assertIn("its agent did not send its logs", logs.stderr, logs)
+        self.assertIsNone(run.code, run)
+        follower = self.fx.regroup("logs", "last", "-f", "--raw")
+        time.sleep(0.5)
+        open(go, "w").close()
+        self.assertEqual(run.wait(), 0, run)
+        self.assertEqual(run.stdout, "full\ndone\n")
+        self.assertEqual(follower.wait(), 0, follower)
+        self.assertEqual(follower.stdout, "full\ndone\n")
+
+    def test_what_cannot_start_says_why(self):
+        for more in (2, 5, 12):
+            run = self.limited(more, "run", "--no-python", "true")
+            self.assertIn(run.wait(), (1, 125), run)
+            self.assertRegex(run.stderr, "no thread can be made|Resource temporarily unavailable")
+            self.assertNotIn("terminate called", run.stderr)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@
 #include "common/io/address.h"
 #include "common/io/files.h"
 #include "common/io/proc.h"
+#include "common/io/thread.h"
 #include "common/obs/logger.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/checker.h"
@@ -463,15 +464,22 @@ class DaemonImpl final : public Daemon, public Outlet {
 
   void StopServer() {
     if (stopper_.joinable()) return;
+    // It waits until every call is over, and calls are finished by the loop: so it runs beside it.
+    absl::StatusOr<std::thread> stopper = io::StartThread([this] {
+      server_.Stop(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
+      boost::asio::post(io_, [this] { io_.stop(); });
+    });
+    if (!stopper.ok()) {
+      limit_.expires_after(std::chrono::milliseconds(100));
+      return limit_.async_wait([this](const boost::system::error_code& error) {
+        if (!error) StopServer();
+      });
+    }
+    stopper_ = *std::move(stopper);
     // gRPC waits for what is under way to one that does not read.
     limit_.expires_after(std::chrono::seconds(2));
     limit_.async_wait([this](const boost::system::error_code& error) {
       if (!error) listener_.connections().EndAll();
-    });
-    // It waits until every call is over, and calls are finished by the loop: so it runs beside it.
-    stopper_ = std::thread([this] {
-      server_.Stop(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
-      boost::asio::post(io_, [this] { io_.stop(); });
     });
   }
 
