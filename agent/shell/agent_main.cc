@@ -163,7 +163,8 @@ io::PortRange Ports(const PortRange& range) { return {range.first, range.last}; 
 // waited for; what groups that are free have left is of use to a service that detached: its next
 // life tells of it.
 void CleanUp(const std::string& base, const Agent::End& end) {
-  constexpr int kRounds = 400, kPatientRounds = 60;  // A free group has few words left to write.
+  // A group that is free lets go in five seconds, though a disk hangs that its last words wait for.
+  constexpr int kRounds = 1300, kPatientRounds = 60;
   constexpr useconds_t kRoundUs = 5'000;
   io::RemoveTree(shim::PassingRoot(base)).IgnoreError();
   for (int round = 0; round < kRounds; ++round) {
@@ -176,8 +177,8 @@ void CleanUp(const std::string& base, const Agent::End& end) {
       const bool free = record.state && record.state->phase == Phase::kFree;
       if (end.removing.count(record.path) == 0 && (!end.gone || (group && !free))) continue;
       goes = true;
-      if (record.shim_alive && (!group || round >= kPatientRounds))
-        shim::KillShim(record).IgnoreError();
+      const int patience = !group ? 0 : free ? kRounds - kPatientRounds : kPatientRounds;
+      if (record.shim_alive && round >= patience) shim::KillShim(record).IgnoreError();
       shim::RemoveRunDirectory(record.path).IgnoreError();  // Held: in the next round.
     }
     if (!goes) return;

@@ -530,7 +530,7 @@ void GroupHost::OnGone(Hosted& hosted, const shim::RunRecord& record) {
   // Its last words are those of one that lives.
   if (record.state && !scan_done_) OnState(hosted, *record.state);
   if (Find(key) != &hosted) return;
-  NoteFinishing(hosted);
+  if (!SharesLife(hosted)) NoteFinishing(hosted);
   hosted.end = record;
   if (scan_done_) return CheckScan(false);
   if (!record.supervisor_lost()) {
@@ -593,7 +593,7 @@ void GroupHost::NoteFinishing(const Hosted& hosted) {
   if (shim) finishing_.push_back({hosted.key.job, shim->pid, shim->start_ticks});
 }
 
-// Of one whose shim has gone nothing more is written.
+// Once its shim has gone, whoever asks for its logs is told (NoteFinishing).
 bool GroupHost::AwaitsOutput(const Hosted& hosted, const shim::RankState& rank) {
   return rank.pid > 0 && !rank.logs_complete && !hosted.end;
 }

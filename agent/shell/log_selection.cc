@@ -194,9 +194,10 @@ std::vector<v1::LogChunk> LogSelectionReader::Next(bool last) {
   for (std::size_t taken = 0; taken < kHeldLines; ++taken) {
     Stream* oldest = nullptr;
     for (auto& [key, stream] : streams_) {
-      if (stream.over) continue;
+      if (stream.over && (!last || stream.looked_at_last)) continue;
       if (!Refill(stream, last)) {
-        // Nobody writes there any more, nor is it looked at again.
+        stream.looked_at_last = last;
+        // Who still writes there has waited for a disk: it is looked at once more, in the end.
         stream.over = stream.generation.value() + 1 < newest_.value() && !Refill(stream, true);
         if (stream.lines.empty()) continue;
       }

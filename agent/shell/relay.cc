@@ -311,8 +311,8 @@ bool Relay::ReadSome(bool finishing, std::vector<LineMixer::Piece>& out) {
     if (stream.source != kNotShown && mixer_.Full(stream.source)) continue;
     const int gone = stream.reader.lost_segments();
     absl::StatusOr<io::LogReader::Chunk> chunk = stream.reader.Next(kReadBytes);
-    if (!chunk.ok() && stream.unread.empty()) stream.unread_since = io::BootNow();
     stream.unread = chunk.ok() ? "" : std::string(chunk.status().message());
+    if (!chunk.ok() && !stream.unread_since) stream.unread_since = io::BootNow();
     stream.empty = !chunk.ok() || chunk->bytes.empty();
     const bool gap = stream.reader.lost_segments() > gone || (chunk.ok() && chunk->lost_before > 0);
     if (gap && !std::exchange(stream.gap_told, true))
@@ -320,6 +320,7 @@ bool Relay::ReadSome(bool finishing, std::vector<LineMixer::Piece>& out) {
     if (!chunk.ok()) any = LeaveOut(stream, finishing, out) || any;
     if (!chunk.ok() || stream.empty) continue;
     any = true;
+    stream.unread_since.reset();
     stream.left_out_told = false;
     untold_bytes_ += chunk->bytes.size();
     if (chunk->note) continue;  // The writer's own words.
@@ -333,7 +334,7 @@ bool Relay::ReadSome(bool finishing, std::vector<LineMixer::Piece>& out) {
 // Of what cannot be read: a rank must not wait for ever because of it.
 bool Relay::LeaveOut(Stream& stream, bool finishing, std::vector<LineMixer::Piece>& out) {
   const bool over = finishing || stream.ending;
-  if (!over && io::BootNow() < stream.unread_since + kUnreadableLimit) return false;
+  if (!over && io::BootNow() < *stream.unread_since + kUnreadableLimit) return false;
   if (!stream.reader.SkipSegment()) return false;
   if (!std::exchange(stream.left_out_told, true))
     Tell(stream, stream.unread + "; what comes after it is shown", out);

@@ -70,7 +70,7 @@ class Relay {
   std::map<std::string, ShownOf> ShownSoFar() const;
   void Poke();  // There may be more in the logs.
   // A part of a log that cannot be read is asked for again; what lies behind it waits for so long,
-  // and no longer once nothing more is written there. It is left out then, and kept.
+  // and no longer once nothing more is written there. It is left out then.
   static constexpr Duration kUnreadableLimit = std::chrono::seconds(5);
   // Whole lines of ours, to stderr; `at_once`: also into a worker's line that grows.
   void Say(std::string text, bool at_once = false);
@@ -93,7 +93,7 @@ class Relay {
     bool empty = false;   // The last look found nothing more.
     bool gap_told = false;
     std::string unread{};  // Why the last look failed; empty: it did not.
-    Instant unread_since{};
+    std::optional<Instant> unread_since{};  // No look has succeeded from there on.
     bool left_out = false;       // Some of it.
     bool left_out_told = false;  // Since a look last succeeded.
   };

@@ -69,7 +69,7 @@ absl::Status Serve(const Arguments& arguments, bool& finished) {
   ASSIGN_OR_RETURN(std::unique_ptr<Supervisor> supervisor,
                    Supervisor::Create(std::move(spec), std::move(fds), std::move(warm_start)));
   finished = supervisor->Run();
-  if (!finished) ::_exit(0);  // The log thread hangs on a disk; nobody waits for it.
+  if (!finished) ::_exit(0);  // The log thread hangs on a disk, and is waited for no longer.
   return absl::OkStatus();
 }
 

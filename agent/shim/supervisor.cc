@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
@@ -140,7 +141,6 @@ absl::Status Supervisor::SetUp() {
 }
 
 bool Supervisor::Run() {
-  bool logs_finished = false;
   for (;;) {
     TellReader();
     WatchForAgent();
@@ -148,10 +148,6 @@ bool Supervisor::Run() {
     const bool logs_done = Report();
     if (released_ && logs_done) return true;
     if (released_ && io::BootNow() >= *logs_deadline_) return WriteLate();
-    if (free_ && !logs_finished) {
-      logs_->Finish();
-      logs_finished = true;
-    }
     ArmTimer();
     epoll_event events[32];
     int n = ::epoll_wait(epoll_.get(), events, 32, -1);
@@ -617,6 +613,7 @@ void Supervisor::CheckFree() {
     if (!removed.ok()) std::fprintf(stderr, "%s\n", std::string(removed.message()).c_str());
     cgroup_.reset();
   }
+  logs_->Finish();
   logs_deadline_ = io::BootNow() + kLogPatience;
 }
 
@@ -710,6 +707,10 @@ bool Supervisor::Report() {
 // A disk may hang for minutes, and the last words of a rank say why it failed.
 bool Supervisor::WriteLate() {
   control_.reset();
+  fds_.lifeline.reset();
+  fds_.rank0_stdin.reset();
+  ::signal(SIGCHLD, SIG_IGN);  // Of what its ranks were allowed to leave behind.
+  ::prctl(PR_SET_CHILD_SUBREAPER, 0);
   ::close(kLockFd);
   for (const Instant limit = io::BootNow() + spec_.log_patience; !logs_->Look().done;) {
     const Instant now = io::BootNow();

@@ -364,6 +364,9 @@ class Agents(Fleet):
                 reader.wait(20)
                 self.assertEqual(reader.stdout, "", reader)
                 self.assertRegex(reader.stderr, "a.*what its ranks wrote last is not in its log files yet: its disk may hang")
+            time.sleep(7)  # Its shim has let go of its agent.
+            much_later = self.regroup("logs", "--raw", job)
+            self.assertRegex(much_later.stderr, "a.*what its ranks wrote last is not in its log files yet: its disk may hang")
         e2e.wait_for(lambda: self.regroup("logs", "--raw", job).stdout == "it ran\n", 20, "what the disk has taken late")
 
     def test_a_follower_loses_no_line_over_restarts_of_its_agent_and_its_coordinator(self):

@@ -141,6 +141,24 @@ TEST(LogSelection, FindsGenerationsAndRanksThatComeLater) {
   EXPECT_EQ(marks.ReadBefore("node0"), Generation(3));
 }
 
+// Its disk hung while its job went on.
+TEST(LogSelection, WhatAnOldGenerationWroteLateIsReadInTheEnd) {
+  const io::TempDirectory root;
+  LogSelectionReader reader(root.path(), "node0", Followed());
+  LogMarks marks;
+  Writer hung(root.path(), 1, 0);
+  hung.Write("1\n");
+  for (std::uint64_t generation = 2; generation <= 4; ++generation)
+    Writer(root.path(), generation, 0).Write(std::to_string(generation) + "\n");
+  EXPECT_EQ(ReadAll(reader, marks), "1\n2\n3\n4\n");
+  hung.Write("last words");
+  EXPECT_EQ(ReadAll(reader, marks), "");
+  std::string late;
+  for (std::vector<v1::LogChunk> chunks; !(chunks = reader.Next(true)).empty();)
+    for (const v1::LogChunk& chunk : chunks) late += chunk.data();
+  EXPECT_EQ(late, "last words");
+}
+
 TEST(LogMarks, AreBoundedAndDropWhatIsDone) {
   LogMarks marks;
   v1::LogChunk chunk;
