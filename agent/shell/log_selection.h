@@ -41,8 +41,8 @@ class LogSelectionReader {
     io::LineSplitter splitter;
     std::deque<Line> lines;
     std::uint64_t not_kept_bytes = 0;  // In front of what is sent next.
-    bool over = false;            // Of a generation that is long over.
-    bool looked_at_last = false;  // Found without more when the last of all was asked for.
+    bool over = false;                 // Of a generation that is long over.
+    bool looked_at_last = false;       // Found without more when the last of all was asked for.
   };
   bool MayHaveNew();
   void FindStreams();
