@@ -157,7 +157,7 @@ Dialler::~Dialler() {
   home_->loop = nullptr;
 }
 
-void Dialler::ReachAt(const Address& address, const std::string& command, Done done) {
+void Dialler::ReachAt(const Address& address, const std::string& command, const Done& done) {
   absl::StatusOr<DialTarget> target = TargetOf(address);
   near_ = target.ok() && target->loopback;
   if (!target.ok()) return done(target.status());
@@ -231,7 +231,7 @@ void ServiceDialler::Find(Done done) {
   if (!endpoint.ok()) return done(endpoint.status());
   const std::string command = absl::StrCat("regroup agent --coordinator ", coordinator);
   if (io::IsIp(endpoint->host))
-    return ReachAt({endpoint->host, endpoint->port}, command, std::move(done));
+    return ReachAt({endpoint->host, endpoint->port}, command, done);
   const std::size_t attempt = attempt_++ / coordinators_.size();
   ResolveLater({endpoint->host, endpoint->port},
                [this, &loop = loop_, alive = alive_, command, done = std::move(done),

@@ -56,7 +56,7 @@ class Dialler {
   // At an address: on this host over the coordinator's Unix socket, which knows whose a caller is;
   // else over TCP, as `access` says. PERMISSION_DENIED, UNAUTHENTICATED: a coordinator that does
   // not take us; the advice is `command` with a token.
-  void ReachAt(const Address& address, const std::string& command, Done done);
+  void ReachAt(const Address& address, const std::string& command, const Done& done);
 
   boost::asio::io_context& loop_;
   const DialAccess access_;

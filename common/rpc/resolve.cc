@@ -62,7 +62,7 @@ absl::StatusOr<std::vector<Address>> Resolve(const io::HostPort& endpoint) {
 }
 
 void ResolveLater(io::HostPort endpoint,
-                  std::function<void(absl::StatusOr<std::vector<Address>>)> done) {
+                  const std::function<void(absl::StatusOr<std::vector<Address>>)>& done) {
   absl::StatusOr<std::thread> thread = io::StartThread([endpoint = std::move(endpoint), done] {
     // Signals belong to the daemon's loop.
     sigset_t all;

@@ -26,6 +26,6 @@ absl::StatusOr<std::vector<Address>> Resolve(const io::HostPort& endpoint);
 // have. The thread is detached: a resolver that hangs holds nobody. `done` must not refer to
 // anything that may be gone by then.
 void ResolveLater(io::HostPort endpoint,
-                  std::function<void(absl::StatusOr<std::vector<Address>>)> done);
+                  const std::function<void(absl::StatusOr<std::vector<Address>>)>& done);
 
 }  // namespace regroup
