@@ -2,6 +2,7 @@
 // §3.
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 
 #include "tests/scenario/testing.h"
@@ -68,6 +69,24 @@ TEST_F(Generations, a_crash_shortens_no_back_off) {
 }
 
 // §2 Propose: the number is durable before the first Prepare; a voided one is never used again.
+// §3: a node is left out of a job whose program it cannot execute; one that has no process to give
+// now may have some in a moment.
+TEST_F(Generations, who_lacks_processes_for_a_moment_stays) {
+  Start();
+  sim::Behaviour full;
+  full.exec_error = EAGAIN;
+  world().Add("a", {}, full);
+  world().RunFor(1s);
+  world().Submit(SpecOf("job", 1, 1, 3), "k");
+  const JobId job("job-1");
+  world().RunFor(500ms);
+  EXPECT_TRUE(EndedBy<WorkerFailed>(GenerationOf(job, 1)));
+  EXPECT_TRUE(GenerationOf(job, 1).charged);
+  world().node("a").behaviour().exec_error = 0;
+  ASSERT_TRUE(ReachesGeneration(job, 3, 5s));
+  EXPECT_THAT(Members(GenerationOf(job, 3)), ElementsAre("a"));
+}
+
 TEST_F(Generations, number_burned_by_a_dead_proposal) {
   Start();
   AddDaemons({"a", "b"});

@@ -99,7 +99,7 @@ class Chaos {
     behaviour.speaks = rng_.Below(3) == 0;
     behaviour.step = 400ms;
     if (rng_.Below(15) == 0) behaviour.refuses = "no room";
-    if (rng_.Below(20) == 0) behaviour.exec_error = 2;
+    if (rng_.Below(20) == 0) behaviour.exec_error = seed_ % 2 == 0 ? 2 : 11;  // ENOENT, EAGAIN
     behaviour.never_warms_up = seed_ % 7 == 3;
     if (IsLong()) {
       behaviour.check = Pick<Duration>({20ms, 300ms, 3s});

@@ -1,6 +1,7 @@
 // What the world knows, because it is omniscient, held against what the coordinator says.
 
 #include <algorithm>
+#include <cerrno>
 #include <iterator>
 #include <utility>
 #include <variant>
@@ -94,8 +95,9 @@ const Checker::Exit* Checker::Failed(const GenerationId& id, const NodeId& node,
 void Checker::CheckFailure(const GenerationRow& closed, const RankCause& cause, bool exec) {
   const GenerationId id{closed.job, closed.generation};
   const Exit* exit = Failed(id, MemberNamed(closed, cause.node), cause.local_rank);
-  const bool failed = exit != nullptr && !exit->ended.after_stop &&
-                      (exit->ended.kind == ExitKind::kExecFailed) == exec;
+  const bool failed =
+      exit != nullptr && !exit->ended.after_stop &&
+      (exit->ended.kind == ExitKind::kExecFailed && exit->ended.code == ENOENT) == exec;
   Expect(failed, Text("48: ", closed.job, " generation ", closed.generation, " ended for rank ",
                       cause.rank, " on ", cause.node, ", which has not failed"));
   Instant begun = Instant::max();
@@ -104,7 +106,7 @@ void Checker::CheckFailure(const GenerationRow& closed, const RankCause& cause, 
   for (const Exit& other : exits_[id]) {
     const Node* node = node_of(other.node);
     const bool own = !IsDone(other.ended) && !other.ended.after_stop &&
-                     other.ended.kind != ExitKind::kExecFailed;
+                     (other.ended.kind != ExitKind::kExecFailed || other.ended.code != ENOENT);
     if (!own || node == nullptr || !node->steady()) continue;
     // Of two that a coordinator hears of at once, a crash is the cause of an exit before it.
     if (exit->ended.kind == ExitKind::kSignaled && other.ended.kind == ExitKind::kExited) continue;

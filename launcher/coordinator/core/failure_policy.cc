@@ -162,6 +162,19 @@ std::optional<FailReason> FailsForPreemption(const JobSpec& spec, const EndReaso
   return PreemptionsSpent{preemptions, *spec.max_preemptions};
 }
 
+bool IsOfTheProgram(const RankExit& exit) {
+  switch (exit.code) {
+    case EAGAIN:
+    case ENOMEM:
+    case EMFILE:
+    case ENFILE:
+    case ENOSPC:
+    case EDQUOT:
+    case ETXTBSY: return false;
+    default: return true;
+  }
+}
+
 std::optional<FailReason> FailsForExec(const std::vector<ExcludedNode>& excluded, int nodes_left,
                                        const std::string& program) {
   if (excluded.empty()) return std::nullopt;

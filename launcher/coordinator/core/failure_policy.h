@@ -75,6 +75,11 @@ std::optional<FailReason> FailsJob(const JobSpec& spec, const EndReason& reason,
 std::optional<FailReason> FailsForPreemption(const JobSpec& spec, const EndReason& reason,
                                              int preemptions);
 
+// A rank that could not be started (kExecFailed): is that the program's on this node? What a host
+// lacks for a moment (processes, memory, descriptors, room, or a program that is just being
+// written) says nothing of it: that rank has failed like any other, at a charge.
+bool IsOfTheProgram(const RankExit& exit);
+
 // A node could not execute the program: does that fail the job? REQUIRES: excluded has the newest
 // at its end.
 std::optional<FailReason> FailsForExec(const std::vector<ExcludedNode>& excluded, int nodes_left,

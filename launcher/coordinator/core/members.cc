@@ -10,6 +10,7 @@
 #include <variant>
 
 #include "common/base/limits.h"
+#include "launcher/coordinator/core/failure_policy.h"
 #include "launcher/coordinator/core/job.h"
 #include "launcher/coordinator/core/node.h"
 #include "launcher/coordinator/core/node_in_job.h"
@@ -105,7 +106,7 @@ void FoldExits(Step& step, const Part& part, const GroupReport& report, Causes& 
         std::min(exit.age, GenerationAge(step.state, part.row, part.since));
     cause.at = step.wall() - std::chrono::duration_cast<WallTime::duration>(age);
     EndReason reason = WorkerFailed{cause};
-    if (exit.kind == ExitKind::kExecFailed) reason = ExecFailed{cause};
+    if (exit.kind == ExitKind::kExecFailed && IsOfTheProgram(exit)) reason = ExecFailed{cause};
     // As it was told: where the calendar was set back, two ages that are cut would be one.
     causes.Fold({reason, step.now() - exit.age});
   }

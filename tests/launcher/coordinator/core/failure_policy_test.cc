@@ -77,6 +77,19 @@ TEST(KindOf, Table) {
     EXPECT_EQ(KindOf(neutral), EndKind::kNeutral) << neutral.index();
 }
 
+TEST(IsOfTheProgram, WhatAHostLacksForAMomentIsNot) {
+  const auto ended_by = [](int error) {
+    RankExit exit;
+    exit.kind = ExitKind::kExecFailed;
+    exit.code = error;
+    return exit;
+  };
+  for (const int error : {ENOENT, EACCES, ENOEXEC, ENOTDIR, ELOOP, E2BIG, EPERM, EINVAL, EIO})
+    EXPECT_TRUE(IsOfTheProgram(ended_by(error))) << error;
+  for (const int error : {EAGAIN, ENOMEM, EMFILE, ENFILE, ENOSPC, EDQUOT, ETXTBSY})
+    EXPECT_FALSE(IsOfTheProgram(ended_by(error))) << error;
+}
+
 TEST(AfterEnd, ProgressBeginsAnew) {
   EXPECT_EQ(AfterEnd({2, 1}, false, EndKind::kOwn), (Streak{3, 1}));
   EXPECT_EQ(AfterEnd({2, 1}, false, EndKind::kFree), (Streak{2, 2}));
