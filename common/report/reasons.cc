@@ -190,7 +190,11 @@ struct ExplainEnd {
   const ReasonContext& c;
 
   ReasonText operator()(const WorkerFailed& r) const {
-    return {"worker_failed", CauseBrief(r.cause), CauseSentence(r.cause), Logs(c, r.cause.rank)};
+    const bool started = r.cause.exit.kind != ExitKind::kExecFailed;
+    return {"worker_failed", CauseBrief(r.cause), CauseSentence(r.cause),
+            started ? Logs(c, r.cause.rank)
+                    : Cat("what does ", r.cause.node,
+                          " lack: processes (ulimit -u, pids.max), memory, room on a disk?")};
   }
   ReasonText operator()(const NodeLost& r) const {
     std::string silent =

@@ -7,7 +7,8 @@ MUTANTS = [
     (CORE + "budget.cc", "return most && Preemptions(job) > *most;", "return most && Preemptions(job) > *most + 1;"),
     (CORE + "budget.cc", "if (over && ChargesBudget(over->causes.Reason())) ++open;", "if (over) ++open;"),
     (CORE + "members.cc", "RecordDone(step, part, *report, ending.course.done);", ""),
-    (CORE + "members.cc", "exit.kind == ExitKind::kExecFailed && IsOfTheProgram(exit)", "exit.kind == ExitKind::kExecFailed"),
+    (CORE + "members.cc", "if (IsOfTheProgram(exit.code)) return true;", "return true;"),
+    (CORE + "members.cc", "return NodesLeft(state, part.job, without) >= part.job.spec.spec.min_nodes;", "return false;"),
     (CORE + "verdict.cc", "if (charged) ++state.ends.charged;", "if (charged) state.ends.charged += 2;"),
     (CORE + "verdict.cc", "state.ends.own = streak.own;", ""),
     (CORE + "verdict.cc", "state.excluded = excluded;", ""),
@@ -19,7 +20,7 @@ MUTANTS = [
     (CORE + "failure_policy.cc", "Streak streak = progressed ? Streak{} : before;", "Streak streak = before;"),
     (CORE + "failure_policy.cc", "if (charges + 1 > spec.max_restarts)", "if (charges > spec.max_restarts)"),
     (CORE + "failure_policy.cc", "own ? streak.own - 2", "own ? streak.own - 3"),
-    (CORE + "failure_policy.cc", "if (nodes_left > 0 && same < 2) return", "if (nodes_left > 0) return"),
+    (CORE + "failure_policy.cc", "if (nodes_left > 0 && (same < 2 || !IsOfTheProgram(newest.error_number))) return", "if (nodes_left > 0) return"),
     (CORE + "causes.cc", "if (IsWorse(cause, *worst)) std::swap(*worst, cause);", ""),
     # ---- ends of generations
     (CORE + "ending.cc", "if (!ending.waiting.empty() && step.now() < ending.give_up) {", "if (false) {"),

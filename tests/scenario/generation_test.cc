@@ -11,6 +11,7 @@ namespace regroup {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::UnorderedElementsAre;
 
 class Generations : public Scenario {
  protected:
@@ -68,9 +69,8 @@ TEST_F(Generations, a_crash_shortens_no_back_off) {
   }
 }
 
-// §2 Propose: the number is durable before the first Prepare; a voided one is never used again.
-// §3: a node is left out of a job whose program it cannot execute; one that has no process to give
-// now may have some in a moment.
+// §3: a node is left out of a job whose program it cannot execute. One that has no process to give
+// now may have some in a moment: a job that needs it tries again.
 TEST_F(Generations, who_lacks_processes_for_a_moment_stays) {
   Start();
   sim::Behaviour full;
@@ -87,6 +87,22 @@ TEST_F(Generations, who_lacks_processes_for_a_moment_stays) {
   EXPECT_THAT(Members(GenerationOf(job, 3)), ElementsAre("a"));
 }
 
+TEST_F(Generations, who_lacks_processes_is_left_out_where_others_are_enough) {
+  Start();
+  sim::Behaviour full;
+  full.exec_error = EAGAIN;
+  AddDaemons({"a", "b"}, full);
+  AddDaemons({"c", "d"});
+  world().RunFor(1s);
+  world().Submit(SpecOf("job", 2, 4, 0), "k");
+  const JobId job("job-1");
+  ASSERT_TRUE(ReachesGeneration(job, 3));
+  EXPECT_TRUE(EndedBy<ExecFailed>(GenerationOf(job, 1)));
+  EXPECT_TRUE(EndedBy<ExecFailed>(GenerationOf(job, 2)));
+  EXPECT_THAT(Members(GenerationOf(job, 3)), UnorderedElementsAre("c", "d"));
+}
+
+// §2 Propose: the number is durable before the first Prepare; a voided one is never used again.
 TEST_F(Generations, number_burned_by_a_dead_proposal) {
   Start();
   AddDaemons({"a", "b"});

@@ -95,9 +95,10 @@ const Checker::Exit* Checker::Failed(const GenerationId& id, const NodeId& node,
 void Checker::CheckFailure(const GenerationRow& closed, const RankCause& cause, bool exec) {
   const GenerationId id{closed.job, closed.generation};
   const Exit* exit = Failed(id, MemberNamed(closed, cause.node), cause.local_rank);
-  const bool failed =
-      exit != nullptr && !exit->ended.after_stop &&
-      (exit->ended.kind == ExitKind::kExecFailed && exit->ended.code == ENOENT) == exec;
+  // What only lacks something for a moment may be either.
+  const bool unstarted = exit != nullptr && exit->ended.kind == ExitKind::kExecFailed;
+  const bool fits = exec ? unstarted : !unstarted || exit->ended.code != ENOENT;
+  const bool failed = exit != nullptr && !exit->ended.after_stop && fits;
   Expect(failed, Text("48: ", closed.job, " generation ", closed.generation, " ended for rank ",
                       cause.rank, " on ", cause.node, ", which has not failed"));
   Instant begun = Instant::max();
@@ -109,7 +110,8 @@ void Checker::CheckFailure(const GenerationRow& closed, const RankCause& cause, 
                      (other.ended.kind != ExitKind::kExecFailed || other.ended.code != ENOENT);
     if (!own || node == nullptr || !node->steady()) continue;
     // Of two that a coordinator hears of at once, a crash is the cause of an exit before it.
-    if (exit->ended.kind == ExitKind::kSignaled && other.ended.kind == ExitKind::kExited) continue;
+    if (exit->ended.kind == ExitKind::kSignaled && other.ended.kind != ExitKind::kSignaled)
+      continue;
     Expect(other.ended.at + kSameTime >= exit->ended.at,
            Text("49: ", closed.job, " generation ", closed.generation, " failed first on ",
                 node->name(), ", not on ", cause.node));

@@ -162,8 +162,8 @@ std::optional<FailReason> FailsForPreemption(const JobSpec& spec, const EndReaso
   return PreemptionsSpent{preemptions, *spec.max_preemptions};
 }
 
-bool IsOfTheProgram(const RankExit& exit) {
-  switch (exit.code) {
+bool IsOfTheProgram(int error_number) {
+  switch (error_number) {
     case EAGAIN:
     case ENOMEM:
     case EMFILE:
@@ -183,7 +183,7 @@ std::optional<FailReason> FailsForExec(const std::vector<ExcludedNode>& excluded
   const auto same = std::count_if(excluded.begin(), excluded.end(), [&](const ExcludedNode& node) {
     return node.error_number == newest.error_number && node.obstacle == newest.obstacle;
   });
-  if (nodes_left > 0 && same < 2) return std::nullopt;
+  if (nodes_left > 0 && (same < 2 || !IsOfTheProgram(newest.error_number))) return std::nullopt;
   return NotExecutable{newest.error_number, program, newest.obstacle};
 }
 

@@ -75,13 +75,13 @@ std::optional<FailReason> FailsJob(const JobSpec& spec, const EndReason& reason,
 std::optional<FailReason> FailsForPreemption(const JobSpec& spec, const EndReason& reason,
                                              int preemptions);
 
-// A rank that could not be started (kExecFailed): is that the program's on this node? What a host
-// lacks for a moment (processes, memory, descriptors, room, or a program that is just being
-// written) says nothing of it: that rank has failed like any other, at a charge.
-bool IsOfTheProgram(const RankExit& exit);
+// Of a rank that could not be started (kExecFailed): does that say anything of the program? What a
+// host lacks for a moment does not: processes, memory, descriptors, room, or a program that is just
+// being written.
+bool IsOfTheProgram(int error_number);
 
-// A node could not execute the program: does that fail the job? REQUIRES: excluded has the newest
-// at its end.
+// A node could not execute the program and is left out: does that fail the job? REQUIRES: excluded
+// has the newest at its end.
 std::optional<FailReason> FailsForExec(const std::vector<ExcludedNode>& excluded, int nodes_left,
                                        const std::string& program);
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "common/base/limits.h"
 #include "launcher/coordinator/core/failure_policy.h"
@@ -85,6 +86,16 @@ void FoldLoss(Step& step, const Part& part, Causes& causes) {
   causes.Fold({NodeLost{part.node.row.name, how, step.now() - heard}, heard});
 }
 
+// Its node cannot execute the program, and the job goes on without it. Where only something is
+// lacking for a moment and too few nodes would be left, the rank has failed like any other.
+bool LeavesOut(const State& state, const Part& part, const RankExit& exit) {
+  if (exit.kind != ExitKind::kExecFailed) return false;
+  if (IsOfTheProgram(exit.code)) return true;
+  std::vector<ExcludedNode> without = part.job.state.excluded;
+  without.push_back({part.id(), part.node.row.name, exit.code, exit.obstacle});
+  return NodesLeft(state, part.job, without) >= part.job.spec.spec.min_nodes;
+}
+
 void FoldExits(Step& step, const Part& part, const GroupReport& report, Causes& causes) {
   const Node& node = part.node;
   for (const RankExit& exit : report.exits) {
@@ -106,7 +117,7 @@ void FoldExits(Step& step, const Part& part, const GroupReport& report, Causes& 
         std::min(exit.age, GenerationAge(step.state, part.row, part.since));
     cause.at = step.wall() - std::chrono::duration_cast<WallTime::duration>(age);
     EndReason reason = WorkerFailed{cause};
-    if (exit.kind == ExitKind::kExecFailed && IsOfTheProgram(exit)) reason = ExecFailed{cause};
+    if (LeavesOut(step.state, part, exit)) reason = ExecFailed{cause};
     // As it was told: where the calendar was set back, two ages that are cut would be one.
     causes.Fold({reason, step.now() - exit.age});
   }

@@ -1,6 +1,8 @@
 #include "launcher/coordinator/core/node_in_job.h"
 
 #include <algorithm>
+#include <set>
+#include <vector>
 
 #include "launcher/coordinator/core/job.h"
 #include "launcher/coordinator/core/node.h"
@@ -73,6 +75,16 @@ bool IsLeaving(const Job& job, const Node& node) {
 bool IsExcluded(const Job& job, const NodeId& id) {
   return std::any_of(job.state.excluded.begin(), job.state.excluded.end(),
                      [&](const ExcludedNode& excluded) { return excluded.node == id; });
+}
+
+int NodesLeft(const State& state, const Job& job, const std::vector<ExcludedNode>& excluded) {
+  const std::set<NodeId>& nodes = job.launched() ? job.launch.nodes : state.fleet.attached_daemons;
+  return static_cast<int>(std::count_if(nodes.begin(), nodes.end(), [&](const NodeId& id) {
+    const Node* node = state.FindNode(id);
+    const bool out = std::any_of(excluded.begin(), excluded.end(),
+                                 [&](const ExcludedNode& e) { return e.node == id; });
+    return !out && node && !node->Is<Lost>() && !IsLeaving(job, *node);
+  }));
 }
 
 bool SlotsFree(const Job& job, const Node& node) {

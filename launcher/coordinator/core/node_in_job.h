@@ -32,6 +32,9 @@ bool IsLeaving(const Job& job, const Node& node);
 // It could not execute the job's program.
 bool IsExcluded(const Job& job, const NodeId& id);
 
+// Nodes that could take part in the job if these were left out of it.
+int NodesLeft(const State& state, const Job& job, const std::vector<ExcludedNode>& excluded);
+
 // Nothing of this job is left there, and no Prepare is on its way.
 bool SlotsFree(const Job& job, const Node& node);
 

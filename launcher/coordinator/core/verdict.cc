@@ -60,17 +60,6 @@ ExcludedNode ExcludedOf(const GenerationRow& row, const ExecFailed& failed) {
   return excluded;
 }
 
-// Nodes that could still take part.
-int NodesLeft(const State& state, const Job& job, const std::vector<ExcludedNode>& excluded) {
-  const std::set<NodeId>& nodes = job.launched() ? job.launch.nodes : state.fleet.attached_daemons;
-  return static_cast<int>(std::count_if(nodes.begin(), nodes.end(), [&](const NodeId& id) {
-    const Node* node = state.FindNode(id);
-    const bool out = std::any_of(excluded.begin(), excluded.end(),
-                                 [&](const ExcludedNode& e) { return e.node == id; });
-    return !out && node && !node->Is<Lost>() && !IsLeaving(job, *node);
-  }));
-}
-
 std::string ProgramOf(const Job& job) {
   return job.spec.spec.command.empty() ? job.spec.spec.name : job.spec.spec.command[0];
 }

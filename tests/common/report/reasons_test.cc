@@ -2,7 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <cerrno>
 
+#include <cerrno>
 #include <set>
 
 namespace regroup {
@@ -159,6 +161,16 @@ TEST(Reasons, WorkersWereStoppedOrTheirSupervisorDied) {
   EXPECT_EQ(stopped.sentence,
             "The workers of this job on node2 had been told to stop, by a launch command or a "
             "coordinator that is gone; why is not recorded. It costs no restart.");
+}
+
+TEST(Reasons, ARankThatLacksSomethingHasNoLogs) {
+  const ReasonText text =
+      Explain(EndReason(WorkerFailed{Cause(ExitKind::kExecFailed, EAGAIN)}), kContext);
+  EXPECT_EQ(text.brief, "node1 rank 3: could not start: Resource temporarily unavailable");
+  EXPECT_EQ(text.sentence,
+            "Rank 3 on node1 (pid 48121) could not be started: Resource temporarily unavailable.");
+  EXPECT_EQ(text.next,
+            "what does node1 lack: processes (ulimit -u, pids.max), memory, room on a disk?");
 }
 
 TEST(Reasons, ARankThatDidNotGoOnInPlaceWasKilledByItsAgent) {

@@ -78,16 +78,10 @@ TEST(KindOf, Table) {
 }
 
 TEST(IsOfTheProgram, WhatAHostLacksForAMomentIsNot) {
-  const auto ended_by = [](int error) {
-    RankExit exit;
-    exit.kind = ExitKind::kExecFailed;
-    exit.code = error;
-    return exit;
-  };
   for (const int error : {ENOENT, EACCES, ENOEXEC, ENOTDIR, ELOOP, E2BIG, EPERM, EINVAL, EIO})
-    EXPECT_TRUE(IsOfTheProgram(ended_by(error))) << error;
+    EXPECT_TRUE(IsOfTheProgram(error)) << error;
   for (const int error : {EAGAIN, ENOMEM, EMFILE, ENFILE, ENOSPC, EDQUOT, ETXTBSY})
-    EXPECT_FALSE(IsOfTheProgram(ended_by(error))) << error;
+    EXPECT_FALSE(IsOfTheProgram(error)) << error;
 }
 
 TEST(AfterEnd, ProgressBeginsAnew) {
@@ -216,6 +210,9 @@ TEST(FailsForExec, Table) {
   EXPECT_EQ(std::get<NotExecutable>(*FailsForExec({a, d}, 0, "/work")).obstacle,
             ExecObstacle::kDirectory);
   EXPECT_FALSE(FailsForExec({}, 0, "train"));
+  const ExcludedNode e{NodeId("e"), "e", EAGAIN}, f{NodeId("f"), "f", EAGAIN};
+  EXPECT_FALSE(FailsForExec({e, f}, 2, "train"));
+  EXPECT_TRUE(FailsForExec({e, f}, 0, "train"));
 }
 
 TEST(ExitCodeOf, Table) {
