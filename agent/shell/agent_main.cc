@@ -163,7 +163,8 @@ io::PortRange Ports(const PortRange& range) { return {range.first, range.last}; 
 // waited for; what groups that are free have left is of use to a service that detached: its next
 // life tells of it.
 void CleanUp(const std::string& base, const Agent::End& end) {
-  // A group that is free lets go in five seconds, though a disk hangs that its last words wait for.
+  // The shim of a free group lets go within five seconds of being told to, though a disk hangs that
+  // last words wait for.
   constexpr int kRounds = 1300, kPatientRounds = 60;
   constexpr useconds_t kRoundUs = 5'000;
   io::RemoveTree(shim::PassingRoot(base)).IgnoreError();
@@ -175,9 +176,11 @@ void CleanUp(const std::string& base, const Agent::End& end) {
     for (const shim::RunRecord& record : scan->records) {
       const bool group = record.spec.role == shim::Role::kGroup;
       const bool free = record.state && record.state->phase == Phase::kFree;
-      if (end.removing.count(record.path) == 0 && (!end.gone || (group && !free))) continue;
+      const bool forgotten = end.removing.count(record.path) > 0;
+      if (!forgotten && (!end.gone || (group && !free))) continue;
       goes = true;
-      const int patience = !group ? 0 : free ? kRounds - kPatientRounds : kPatientRounds;
+      const bool writes = free && forgotten;
+      const int patience = !group ? 0 : writes ? kRounds - kPatientRounds : kPatientRounds;
       if (record.shim_alive && round >= patience) shim::KillShim(record).IgnoreError();
       shim::RemoveRunDirectory(record.path).IgnoreError();  // Held: in the next round.
     }
@@ -387,6 +390,6 @@ int Main(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
   regroup::io::OpenStandardDescriptors();
-  regroup::io::EndClearlyWithoutThreads();
+  regroup::io::EndClearlyWithoutThreads(regroup::agent::kOwnFault);
   regroup::agent::Exit(regroup::agent::Main(std::vector<std::string>(argv + 1, argv + argc)));
 }

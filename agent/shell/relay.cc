@@ -312,6 +312,7 @@ bool Relay::ReadSome(bool finishing, std::vector<LineMixer::Piece>& out) {
     const int gone = stream.reader.lost_segments();
     absl::StatusOr<io::LogReader::Chunk> chunk = stream.reader.Next(kReadBytes);
     stream.unread = chunk.ok() ? "" : std::string(chunk.status().message());
+    if (chunk.ok()) stream.unread_since.reset();
     if (!chunk.ok() && !stream.unread_since) stream.unread_since = io::BootNow();
     stream.empty = !chunk.ok() || chunk->bytes.empty();
     const bool gap = stream.reader.lost_segments() > gone || (chunk.ok() && chunk->lost_before > 0);
@@ -320,7 +321,6 @@ bool Relay::ReadSome(bool finishing, std::vector<LineMixer::Piece>& out) {
     if (!chunk.ok()) any = LeaveOut(stream, finishing, out) || any;
     if (!chunk.ok() || stream.empty) continue;
     any = true;
-    stream.unread_since.reset();
     stream.left_out_told = false;
     untold_bytes_ += chunk->bytes.size();
     if (chunk->note) continue;  // The writer's own words.

@@ -14,6 +14,7 @@ namespace regroup::io {
 namespace {
 
 std::terminate_handler ends_otherwise = nullptr;
+int status_without = 1;
 
 // Of a thread that was asked for, by whichever library.
 bool IsOfAThread(const std::exception_ptr& thrown) {
@@ -33,7 +34,7 @@ bool IsOfAThread(const std::exception_ptr& thrown) {
   if (IsOfAThread(std::current_exception())) {
     const std::string text = RenderUserError(NoThread());
     [[maybe_unused]] ssize_t ignored = ::write(STDERR_FILENO, text.data(), text.size());
-    ::_exit(1);
+    ::_exit(status_without);
   }
   ends_otherwise();
   std::abort();
@@ -43,10 +44,14 @@ bool IsOfAThread(const std::exception_ptr& thrown) {
 
 absl::Status NoThread() {
   return UserError(absl::StatusCode::kResourceExhausted, "no thread can be made",
-                   "a limit of processes is reached, which counts threads, and those of workers",
-                   "a higher ulimit -u, or pids.max of the cgroup");
+                   "a limit of processes, which counts threads and those of workers, or one of "
+                   "memory is reached",
+                   "a higher ulimit -u or -v, or pids.max of the cgroup");
 }
 
-void EndClearlyWithoutThreads() { ends_otherwise = std::set_terminate(EndClearly); }
+void EndClearlyWithoutThreads(int status) {
+  status_without = status;
+  ends_otherwise = std::set_terminate(EndClearly);
+}
 
 }  // namespace regroup::io

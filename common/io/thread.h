@@ -1,7 +1,7 @@
 #pragma once
 
 // Threads on a host that may have none to give: a limit of processes (ulimit -u, pids.max of a
-// cgroup) counts threads, and those of all workers.
+// cgroup) counts threads, and those of all workers; or there is no memory for one.
 
 #include <system_error>
 #include <thread>
@@ -25,7 +25,7 @@ absl::StatusOr<std::thread> StartThread(Run run) {
 }
 
 // Once, first of all: a thread that a program cannot be without and does not get ends it with a
-// clear error and status 1.
-void EndClearlyWithoutThreads();
+// clear error and this status.
+void EndClearlyWithoutThreads(int status);
 
 }  // namespace regroup::io

@@ -43,7 +43,7 @@ void Watch(std::function<int(int)> handler) {
 
 int main(int argc, char** argv) {
   regroup::io::OpenStandardDescriptors();
-  regroup::io::EndClearlyWithoutThreads();
+  regroup::io::EndClearlyWithoutThreads(1);
   std::vector<std::string> args(argv + (argc > 0 ? 1 : 0), argv + argc);
   // One program under two names: regroup-torchrun is a link, which may be called torchrun as well.
   std::string name = argc > 0 ? argv[0] : "";

@@ -17,6 +17,7 @@
 #include "common/io/fd.h"
 #include "common/io/files.h"
 #include "common/io/proc.h"
+#include "common/io/thread.h"
 
 namespace regroup::worker {
 namespace {
@@ -262,12 +263,14 @@ void Owner::LeaveWithin(Duration at_most) {
   };
   const auto outcome =
       std::make_shared<Outcome>();  // Of this call and the thread, whoever is last.
-  std::thread([this, outcome] {
+  absl::StatusOr<std::thread> leaving = io::StartThread([this, outcome] {
     Leave();
     const std::scoped_lock lock(outcome->mutex);
     outcome->done = true;
     outcome->changed.notify_all();
-  }).detach();
+  });
+  if (!leaving.ok()) return;  // Its lease ends by itself.
+  leaving->detach();
   std::unique_lock lock(outcome->mutex);
   outcome->changed.wait_for(lock, at_most, [&] { return outcome->done; });
 }

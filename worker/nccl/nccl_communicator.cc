@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
+#include "common/io/thread.h"
 #include "worker/comm/agreement.h"
 #include "worker/nccl/ras.h"
 
@@ -450,9 +451,11 @@ void NcclCommunicator::LookAhead(std::uint64_t number, Clock::time_point end) {
   const auto left = end - Clock::now();
   if (look_.number == number || left > std::min<Duration>(kRasAhead, options_.deadline / 2)) return;
   look_.number = number;
-  if (last_words_->IsFirstToLook(number)) {
+  if (!last_words_->IsFirstToLook(number)) return;
+  try {
     look_.answer = std::async(std::launch::async, AskRas, options_.ras_address,
                               std::max<Duration>(left, Duration::zero()));
+  } catch (const std::system_error&) {  // No thread to be had: it only explains.
   }
 }
 
@@ -529,15 +532,19 @@ void NcclCommunicator::AbortAll() {
     bool over = false;
   };
   const auto done = std::make_shared<Done>();
-  std::thread([&api = api_, &device = device_, comms, done] {
-    (void)device.Use();
-    (void)api.group_start();
-    for (NcclComm comm : comms) (void)api.comm_abort(comm);
-    (void)api.group_end();
-    const std::scoped_lock lock(done->mutex);
-    done->over = true;
-    done->changed.notify_all();
-  }).detach();
+  absl::StatusOr<std::thread> aborting =
+      io::StartThread([&api = api_, &device = device_, comms, done] {
+        (void)device.Use();
+        (void)api.group_start();
+        for (NcclComm comm : comms) (void)api.comm_abort(comm);
+        (void)api.group_end();
+        const std::scoped_lock lock(done->mutex);
+        done->over = true;
+        done->changed.notify_all();
+      });
+  if (!aborting.ok())
+    return Stuck(absl::StrCat("NCCL cannot be aborted: ", aborting.status().message()));
+  aborting->detach();
   std::unique_lock lock(done->mutex);
   if (!done->changed.wait_for(lock, options_.abort_patience, [&] { return done->over; }))
     Stuck(absl::StrCat("an abort of NCCL did not end within ", Seconds(options_.abort_patience),
