@@ -248,6 +248,22 @@ TEST(Relay, WhatComesAfterAPartThatCannotBeReadIsShownWithoutIt) {
       << "of what is not shown all is kept";
 }
 
+// Or its shim would keep what cannot be shown, and the rank wait for that.
+TEST(Relay, APartThatIsLeftOutCountsAsShownThoughNothingFollows) {
+  Scratch scratch;
+  Pipe out, err;
+  const std::string logs = scratch.path() + "/3";
+  std::filesystem::create_directories(logs + "/stdout.0.log");
+  std::ofstream(logs + "/stdout.1.log") << "";
+  std::atomic<bool> told = false;
+  Relay relay(
+      out.write.get(), err.write.get(), nullptr, [&] { told = true; }, Gap);
+  relay.Follow(logs, {});
+  for (int i = 0; i < 2000 && !told; ++i) std::this_thread::sleep_for(10ms);
+  EXPECT_TRUE(told);
+  EXPECT_EQ(relay.ShownSoFar().at(logs).out, (io::LogPosition{1, 0}));
+}
+
 TEST(Relay, AReaderThatHasGoneIsToldOnce) {
   ::signal(SIGPIPE, SIG_IGN);
   Scratch scratch;
