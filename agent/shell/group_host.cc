@@ -530,7 +530,6 @@ void GroupHost::OnGone(Hosted& hosted, const shim::RunRecord& record) {
   // Its last words are those of one that lives.
   if (record.state && !scan_done_) OnState(hosted, *record.state);
   if (Find(key) != &hosted) return;
-  if (!SharesLife(hosted)) NoteFinishing(hosted);
   hosted.end = record;
   if (scan_done_) return CheckScan(false);
   if (!record.supervisor_lost()) {
@@ -583,8 +582,8 @@ bool GroupHost::EndedAwaitingOutput(const Hosted& hosted) {
                      });
 }
 
-// A group that is over is forgotten as soon as the coordinator knows, and its shim lets go of it
-// where a disk hangs: both may be before it has written what the ranks have said last.
+// A group that is over is forgotten as soon as the coordinator knows, which may be before its shim
+// has written what the ranks have said last. Where a disk hangs it does so for minutes.
 void GroupHost::NoteFinishing(const Hosted& hosted) {
   std::erase_if(finishing_,
                 [](const Finishing& shim) { return !io::IsAlive(shim.pid, shim.start_ticks); });
@@ -593,7 +592,7 @@ void GroupHost::NoteFinishing(const Hosted& hosted) {
   if (shim) finishing_.push_back({hosted.key.job, shim->pid, shim->start_ticks});
 }
 
-// Once its shim has gone, whoever asks for its logs is told (NoteFinishing).
+// Of one whose shim has gone nothing more is awaited.
 bool GroupHost::AwaitsOutput(const Hosted& hosted, const shim::RankState& rank) {
   return rank.pid > 0 && !rank.logs_complete && !hosted.end;
 }

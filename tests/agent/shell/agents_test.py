@@ -369,6 +369,16 @@ class Agents(Fleet):
             self.assertRegex(much_later.stderr, "a.*what its ranks wrote last is not in its log files yet: its disk may hang")
         e2e.wait_for(lambda: self.regroup("logs", "--raw", job).stdout == "it ran\n", 20, "what the disk has taken late")
 
+    def test_an_agent_that_ends_waits_for_what_a_shim_still_writes(self):
+        job, go, writers = self.job_whose_logs_stand_still()
+        with standing_still(writers):
+            open(go, "w").close()
+            self.assertEqual(self.regroup("wait", job).code, 0)
+            self.agents["a"].send(signal.SIGTERM)
+            self.assertEqual(self.agents["a"].wait(20), 0)
+        self.agent("a")
+        e2e.wait_for(lambda: self.regroup("logs", "--raw", job).stdout == "it ran\n", 20, "what the disk has taken late")
+
     def test_a_follower_loses_no_line_over_restarts_of_its_agent_and_its_coordinator(self):
         self.agent("a", slots=2)
         stop = self.fx.path("work", "stop")

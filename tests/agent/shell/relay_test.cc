@@ -264,6 +264,37 @@ TEST(Relay, APartThatIsLeftOutCountsAsShownThoughNothingFollows) {
   EXPECT_EQ(relay.ShownSoFar().at(logs).out, (io::LogPosition{1, 0}));
 }
 
+// Long after another moment in which it could not be read.
+TEST(Relay, EachTimeALogCannotBeReadIsWaitedForAnew) {
+  Scratch scratch;
+  Pipe out, err;
+  const std::string logs = scratch.path() + "/3";
+  std::filesystem::create_directories(logs + "/stdout.0.log");
+  {
+    Relay relay(out.write.get(), err.write.get(), nullptr, {}, Gap);
+    const auto look = [&] {
+      relay.Poke();
+      relay.Say("looked\n");  // After a look at the logs.
+      char looked[7];
+      ASSERT_EQ(::read(err.read.get(), looked, sizeof looked), 7);
+    };
+    relay.Follow(logs, {});
+    look();
+    std::filesystem::remove(logs + "/stdout.0.log");
+    std::ofstream(logs + "/stdout.0.log") << "a";
+    look();
+    std::this_thread::sleep_for(Relay::kUnreadableLimit);
+    std::filesystem::create_directory(logs + "/stdout.1.log");
+    std::ofstream(logs + "/stdout.2.log") << "c";
+    look();
+    std::filesystem::remove(logs + "/stdout.1.log");
+    std::ofstream(logs + "/stdout.1.log") << "b";
+    EXPECT_TRUE(relay.Finish("", 10s));
+  }
+  EXPECT_EQ(out.All(), "abc");
+  EXPECT_EQ(err.All(), "");
+}
+
 TEST(Relay, AReaderThatHasGoneIsToldOnce) {
   ::signal(SIGPIPE, SIG_IGN);
   Scratch scratch;
