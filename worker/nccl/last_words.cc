@@ -12,7 +12,6 @@ namespace regroup::worker {
 namespace {
 
 constexpr Duration kShortly = std::chrono::milliseconds(200);
-constexpr Duration kLookups = std::chrono::milliseconds(300);
 constexpr std::size_t kNamed = 8;  // Ranks of one kind that a sentence lists.
 
 std::string Ranks(const std::vector<int>& ranks) {
@@ -62,7 +61,7 @@ bool LastWords::IsFirstToAsk() {
 }
 
 std::string LastWords::WhoIsMissing(std::uint64_t begun, const std::vector<int>& ranks,
-                                    Duration patience) {
+                                    Duration patience, Duration lookups) {
   const auto end = std::chrono::steady_clock::now() + patience;
   store_.SetPatience(patience);
   if (const absl::Status said = store_.Set(KeyOf(rank_), absl::StrCat(begun)); !said.ok())
@@ -72,7 +71,7 @@ std::string LastWords::WhoIsMissing(std::uint64_t begun, const std::vector<int>&
   (void)store_.Wait(keys, end - std::chrono::steady_clock::now());
   std::vector<int> silent, behind;
   std::size_t looked_up = 0;
-  const auto lookups_end = std::chrono::steady_clock::now() + kLookups;
+  const auto lookups_end = std::chrono::steady_clock::now() + lookups;
   for (const int r : ranks) {
     if (std::chrono::steady_clock::now() >= lookups_end) break;
     ++looked_up;

@@ -58,11 +58,12 @@ TEST_F(LastWordsTest, AStoreThatWasSlowOnceIsDialledAnew) {
 // However many there are, whoever waits for the answer has it in time.
 TEST_F(LastWordsTest, WhoCouldNotBeLookedUpInTimeIsCounted) {
   LastWords asks = Of(0);
-  std::vector<int> ranks(20'000);
+  std::vector<int> ranks(20);
   std::iota(ranks.begin(), ranks.end(), 0);
-  const std::string text = asks.WhoIsMissing(5, ranks, milliseconds(400));
-  EXPECT_NE(text.find(" ranks could not be looked up in time"), std::string::npos) << text;
-  EXPECT_NE(text.find("ranks 1, 2, 3, 4, 5, 6, 7, 8 and "), std::string::npos) << text;
+  EXPECT_EQ(asks.WhoIsMissing(5, ranks, milliseconds(50), Duration::zero()),
+            "20 ranks could not be looked up in time");
+  EXPECT_EQ(asks.WhoIsMissing(5, ranks, milliseconds(50), std::chrono::hours(1)),
+            "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 11 more do not answer");
 }
 
 // Where another rank asks already, one that reaches the deadline too asks nobody.
