@@ -12,7 +12,6 @@
 #include "common/config/job_limits.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/checker.h"
-#include "launcher/coordinator/shell/moderation.h"
 #include "launcher/coordinator/shell/tcp_gate.h"
 
 namespace regroup::coordinator {
@@ -72,7 +71,6 @@ class Sessions::Stream final : public CallHandler {
       sessions->OnRead(id, received, std::move(said), free_bytes);
     };
     beat ? sessions_.loop_.PostSoon(std::move(obey)) : sessions_.loop_.Post(std::move(obey));
-    ModerateThisThread();  // Meanwhile every call waits.
   }
   void OnWritten(bool ok) override {
     sessions_.loop_.Post(

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "proto/coordinator.grpc.pb.h"
@@ -68,9 +69,11 @@ class Recorder final : public CallHandler {
   Heard& heard_;
 };
 
-class CallServerTest : public ::testing::Test {
+// How many calls are heard of at once, and whether calls are watched.
+class CallServerTest : public ::testing::TestWithParam<std::tuple<int, bool>> {
  protected:
   void SetUp() override {
+    heard_.watch = std::get<1>(GetParam());
     grpc::ServerBuilder builder;
     builder.AddListeningPort(Target(), grpc::InsecureServerCredentials());
     server_.Start(builder);
@@ -99,15 +102,19 @@ class CallServerTest : public ::testing::Test {
   Heard heard_;
   bool stopped_ = false;
   CallServer server_{[this](ServerCall& call) -> std::unique_ptr<CallHandler> {
-    if (call.method() == "/regroup.v1.Coordinator/ForgetNode") {
-      call.Finish(grpc::Status(grpc::StatusCode::PERMISSION_DENIED, "no"));
-      return nullptr;
-    }
-    return std::make_unique<Recorder>(heard_, call);
-  }};
+                       if (call.method() == "/regroup.v1.Coordinator/ForgetNode") {
+                         call.Finish(grpc::Status(grpc::StatusCode::PERMISSION_DENIED, "no"));
+                         return nullptr;
+                       }
+                       return std::make_unique<Recorder>(heard_, call);
+                     },
+                     std::get<0>(GetParam())};
 };
+INSTANTIATE_TEST_SUITE_P(OneOrMany, CallServerTest,
+                         ::testing::Combine(::testing::Values(kManyCalls, 0),
+                                            ::testing::Values(true)));
 
-TEST_F(CallServerTest, MessagesGoBothWaysAndTheEndIsSaidOnce) {
+TEST_P(CallServerTest, MessagesGoBothWaysAndTheEndIsSaidOnce) {
   const auto stub = Dial();
   grpc::ClientContext context;
   const auto stream = stub->Session(&context);
@@ -137,15 +144,12 @@ TEST_F(CallServerTest, MessagesGoBothWaysAndTheEndIsSaidOnce) {
   EXPECT_EQ(heard_.Text(), "a b written end ");
 }
 
-class CallServerBothWaysTest : public CallServerTest, public ::testing::WithParamInterface<bool> {
+class CallServerBothWaysTest : public CallServerTest {
  protected:
-  void SetUp() override {
-    heard_.watch = GetParam();
-    CallServerTest::SetUp();
-  }
   bool HeardOfTheEnd() { return heard_.Has("end") && (!heard_.watch || heard_.Has("cancelled")); }
 };
-INSTANTIATE_TEST_SUITE_P(WatchedOrNot, CallServerBothWaysTest, ::testing::Bool());
+INSTANTIATE_TEST_SUITE_P(WatchedOrNot, CallServerBothWaysTest,
+                         ::testing::Combine(::testing::Values(kManyCalls, 0), ::testing::Bool()));
 
 TEST_P(CallServerBothWaysTest, AReadFailsByFinish) {
   const auto stub = Dial();
@@ -175,7 +179,7 @@ TEST_P(CallServerBothWaysTest, ACallThatIsCancelledLivesUntilItIsFinished) {
   stream->Finish();
 }
 
-TEST_F(CallServerTest, WhatIsCutHereIsCancelledThere) {
+TEST_P(CallServerTest, WhatIsCutHereIsCancelledThere) {
   const auto stub = Dial();
   grpc::ClientContext context;
   const auto stream = stub->Session(&context);
@@ -188,7 +192,7 @@ TEST_F(CallServerTest, WhatIsCutHereIsCancelledThere) {
   EXPECT_TRUE(Eventually([&] { return heard_.gone.load(); }));
 }
 
-TEST_F(CallServerTest, ADeadlineIsKnownAndCancels) {
+TEST_P(CallServerTest, ADeadlineIsKnownAndCancels) {
   const auto stub = Dial();
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + 300ms);
@@ -203,7 +207,7 @@ TEST_F(CallServerTest, ADeadlineIsKnownAndCancels) {
 }
 
 // As its reply is on the way, in a window that it does not open.
-TEST_F(CallServerTest, WhoLeavesBeforeTheReplyIsTakenIsTold) {
+TEST_P(CallServerTest, WhoLeavesBeforeTheReplyIsTakenIsTold) {
   auto stub = Dial();
   grpc::ClientContext context;
   auto stream = stub->Session(&context);
@@ -220,7 +224,7 @@ TEST_F(CallServerTest, WhoLeavesBeforeTheReplyIsTakenIsTold) {
 }
 
 // A status with details that is still to be sent when its call has been told to end.
-TEST_F(CallServerTest, AStatusHasItsDetailsAndAGoodEndHasNone) {
+TEST_P(CallServerTest, AStatusHasItsDetailsAndAGoodEndHasNone) {
   const auto stub = Dial();
   {
     grpc::ClientContext context;
@@ -243,7 +247,7 @@ TEST_F(CallServerTest, AStatusHasItsDetailsAndAGoodEndHasNone) {
 }
 
 // Whoever is opened while the server stops is refused or ended, and Stop waits for no other.
-TEST_F(CallServerTest, CallsMayComeWhileItStops) {
+TEST_P(CallServerTest, CallsMayComeWhileItStops) {
   std::atomic<bool> over = false;
   std::vector<std::thread> callers;
   for (int i = 0; i < 4; ++i) {
@@ -262,7 +266,7 @@ TEST_F(CallServerTest, CallsMayComeWhileItStops) {
   for (std::thread& caller : callers) caller.join();
 }
 
-TEST_F(CallServerTest, ACallMayBeFinishedAsItIsOpened) {
+TEST_P(CallServerTest, ACallMayBeFinishedAsItIsOpened) {
   const auto stub = Dial();
   for (int i = 0; i < 100; ++i) {
     grpc::ClientContext context;
