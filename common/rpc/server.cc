@@ -22,6 +22,11 @@ void ConfigureServer(grpc::ServerBuilder& builder) {
   // heartbeats, other calls deadlines.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, std::numeric_limits<int>::max());
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 256 << 10);
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_CHANNELZ, 0);
+  // A message that is packed would be unpacked before anything asks how large it has become. So it
+  // stays as it is, which is no message of any kind.
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0);
   builder.SetMaxReceiveMessageSize(kMaxAgentMessageBytes);
   builder.SetMaxSendMessageSize(kMaxReplyBytes);
   grpc::ResourceQuota quota("regroup");
