@@ -23,8 +23,8 @@ void ConfigureServer(grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, std::numeric_limits<int>::max());
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 256 << 10);
   builder.AddChannelArgument(GRPC_ARG_ENABLE_CHANNELZ, 0);
-  // A message that is packed would be unpacked before anything asks how large it has become. So it
-  // stays as it is, which is no message of any kind.
+  // A message that is packed would be unpacked, and nothing asks how large it has become. So it
+  // stays as it is; who reads it refuses it.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0);
   builder.SetMaxReceiveMessageSize(kMaxAgentMessageBytes);

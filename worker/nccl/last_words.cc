@@ -73,7 +73,9 @@ std::string LastWords::WhoIsMissing(std::uint64_t begun, const std::vector<int>&
   std::size_t looked_up = 0;
   const auto lookups_end = std::chrono::steady_clock::now() + lookups;
   for (const int r : ranks) {
-    if (std::chrono::steady_clock::now() >= lookups_end) break;
+    const Duration left = lookups_end - std::chrono::steady_clock::now();
+    if (left <= Duration::zero()) break;
+    store_.SetPatience(left);
     ++looked_up;
     const absl::StatusOr<bool> there = store_.Check({KeyOf(r)});
     if (!there.ok()) return absl::StrCat("who is missing is not known: ", there.status().message());

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -25,10 +24,10 @@ class LastWords {
   // many there are. True also where the store does not answer.
   bool IsFirstToAsk();
   // This rank has begun so many and can not go on with the last: which of `ranks`, who take part in
-  // it, have not begun it, or do not answer within `patience`; for people. Looking them up takes
-  // `lookups` more at most; then those that are left are counted.
+  // it, have not begun it, or do not answer within `patience`; for people. None is looked up once
+  // `lookups` more have passed; then those that are left are counted.
   std::string WhoIsMissing(std::uint64_t begun, const std::vector<int>& ranks, Duration patience,
-                           Duration lookups = std::chrono::milliseconds(300));
+                           Duration lookups);
   // Whether this rank is to ask what NCCL knows of a collective, by its number: one of all is.
   // False where the store does not answer. One that once did not answer in time is dialled anew,
   // since a collective that is late may end well, and a later one not.

@@ -24,7 +24,9 @@ constexpr int kLooksPerHealth = 10;
 constexpr auto kPoll = std::chrono::microseconds(20);  // While a call is in progress.
 // A failure is told within a second of the deadline. So long one rank asks who is missing; then it
 // looks each of them up, so the others wait longer for what comes of it.
-constexpr Duration kLastWordsPatience = milliseconds(400), kCausePatience = milliseconds(850);
+constexpr Duration kLastWordsPatience = milliseconds(400), kLookups = milliseconds(300),
+                   kCausePatience = milliseconds(850);
+static_assert(kCausePatience > kLastWordsPatience + kLookups);
 // What was revoked is aborted after so long.
 constexpr Duration kQuiescence = milliseconds(800);
 // The library is asked for what it knows so long before a deadline, or so long after an error.
@@ -483,8 +485,9 @@ absl::Status NcclCommunicator::Explain(const absl::Status& why, const Pending& a
       text = last_words_->Hear(begun_, kCausePatience).value_or(text);
     } else if (last_words_) {
       if (late)
-        absl::StrAppend(&text, "; ",
-                        last_words_->WhoIsMissing(begun_, RanksOf(about.axis), kLastWordsPatience));
+        absl::StrAppend(
+            &text, "; ",
+            last_words_->WhoIsMissing(begun_, RanksOf(about.axis), kLastWordsPatience, kLookups));
       // Before the sentence: reports quote the last line.
       text.insert(0, last_words_->NotedLook(about.number));
       last_words_->Tell(begun_, text);

@@ -7,6 +7,7 @@
 #include <grpcpp/support/time.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "common/base/check.h"
@@ -15,7 +16,9 @@
 namespace regroup::coordinator {
 namespace {
 
-constexpr int kLooks = 32;  // After a pause. Each takes what one socket has.
+constexpr int kFewLooks = 8, kMostLooks = 128;
+constexpr int kShortPauses = 32;                  // After a message of a call that is watched.
+constexpr std::string_view kUnreadable = "\xff";  // Of any kind.
 // The details of a status, where gRPC's C++ clients look for them.
 constexpr char kStatusDetails[] = "grpc-status-details-bin";
 
@@ -78,6 +81,7 @@ std::chrono::system_clock::time_point ServerCall::deadline() const {
 
 void ServerCall::Watch() {
   ++awaited_;
+  watched_ = true;
   Batch batch;
   batch.Add(GRPC_OP_RECV_CLOSE_ON_SERVER).data.recv_close_on_server.cancelled = &cancelled_;
   batch.Start(call_, over_);
@@ -158,13 +162,15 @@ void ServerCall::HearRead(bool ok) {
   grpc_byte_buffer_reader reader;
   const bool whole =
       ok && message != nullptr && grpc_byte_buffer_reader_init(&reader, message) != 0;
+  const bool packed = whole && message->data.raw.compression != GRPC_COMPRESS_NONE;
   grpc_slice bytes = grpc_empty_slice();
   if (whole) {
     bytes = grpc_byte_buffer_reader_readall(&reader);
     grpc_byte_buffer_reader_destroy(&reader);
   }
   grpc_byte_buffer_destroy(message);
-  if (handler_) handler_->OnRead(whole ? std::optional(Text(bytes)) : std::nullopt);
+  if (handler_)
+    handler_->OnRead(whole ? std::optional(packed ? kUnreadable : Text(bytes)) : std::nullopt);
   grpc_slice_unref(bytes);
 }
 
@@ -209,8 +215,7 @@ void CallServer::Await() {
   auto* call = new ServerCall;
   call->apart_ = ++calls_ > many_;
   grpc_completion_queue* const queue =
-      call->apart_ ? apart_[asked_for_ % apart_.size()].queue : queue_->cq();
-  ++asked_for_;
+      call->apart_ ? apart_[opened_apart_++ % apart_.size()].queue : queue_->cq();
   CHECK(grpc_server_request_call(server_->c_server(), &call->call_, &call->details_,
                                  &call->metadata_, queue, queue_->cq(),
                                  &call->opened_) == GRPC_CALL_OK);
@@ -231,15 +236,20 @@ void CallServer::Serve() {
 
 // Where calls are opened there is more to read than is heard of here, so it doesn't pause.
 void CallServer::HearMany() {
-  const std::size_t asked_for = asked_for_;
+  const std::size_t opened = opened_;
+  const int looks = looks_;
   int heard = 0;
-  for (int i = 0; i < kLooks; ++i)
+  for (int i = 0; i < looks; ++i)
     heard += Hear(queue_->cq(), gpr_inf_past(GPR_CLOCK_REALTIME)) ? 1 : 0;
   for (const auto& [queue, marker] : apart_) {
     CHECK(grpc_call_start_batch(marker, nullptr, 0, nullptr, nullptr) == GRPC_CALL_OK);
     while (Hear(queue, gpr_inf_future(GPR_CLOCK_REALTIME))) ++heard;
   }
-  if (heard < kLooks && asked_for == asked_for_) std::this_thread::sleep_for(kPauseForMore);
+  looks_ = std::clamp(heard + kFewLooks, kFewLooks, kMostLooks);
+  if (heard >= looks || opened != opened_) return;
+  const bool is_short = short_pauses_ > 0;
+  if (is_short) --short_pauses_;
+  std::this_thread::sleep_for(is_short ? kPauseForStreams : kPauseForMore);
 }
 
 bool CallServer::Hear(grpc_completion_queue* queue, gpr_timespec deadline) {
@@ -247,12 +257,16 @@ bool CallServer::Hear(grpc_completion_queue* queue, gpr_timespec deadline) {
   if (heard.type != GRPC_OP_COMPLETE || heard.tag == nullptr) return false;
   const ServerCall::Tag& tag = *static_cast<ServerCall::Tag*>(heard.tag);
   ServerCall* const call = tag.call;
-  if (tag.event == ServerCall::Event::kOpened && heard.success != 0) {
+  using Event = ServerCall::Event;
+  if (call->watched_ && (tag.event == Event::kRead || tag.event == Event::kWritten))
+    short_pauses_ = kShortPauses;
+  if (tag.event == Event::kOpened && heard.success != 0) {
+    ++opened_;
     if (call->apart_) ++calls_apart_;
     Await();
     call->handler_ = open_(*call);
   } else if (call->On(tag.event, heard.success != 0)) {
-    if (call->apart_ && tag.event != ServerCall::Event::kOpened) --calls_apart_;
+    if (call->apart_ && tag.event != Event::kOpened) --calls_apart_;
     delete call;
     if (--calls_ == 0) calls_.notify_all();
   }

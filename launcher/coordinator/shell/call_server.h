@@ -4,12 +4,11 @@
 // (grpc/grpc.h). Its C++ interfaces watch each call for its end by one more operation than is
 // needed here, and the threads of the callback interface wake each other.
 //
-// Up to kManyCalls there is one completion queue, and what happens is heard at once. The calls
-// beyond are shared out among queues that poll nothing, for Debian's gRPC searches all operations
-// under way on a queue for each that ends: with one queue that was a fifth of what 10,000 sessions
-// cost. While there are such, the thread does as network cards do that moderate their interrupts:
-// it pauses for kPauseForMore, then takes what has come. To sleep and be woken for each message
-// costs more than to hear it.
+// A call that is opened while there are kManyCalls is one apart: it has one of eight more queues,
+// which poll nothing, for Debian's gRPC searches all operations under way on a queue for each that
+// ends. With one queue that was a fifth of what 10,000 sessions cost. As long as such a call lives,
+// the thread does as network cards do that moderate their interrupts: it takes what has come, then
+// pauses. To sleep and be woken for each message costs more than to hear it.
 //
 // A call is raw bytes here. Its handler hears of it on the server's thread; what is asked of it may
 // be asked from any, one of a kind at a time.
@@ -38,9 +37,13 @@
 namespace regroup::coordinator {
 
 inline constexpr int kManyCalls = 1024;
-inline constexpr std::chrono::milliseconds kPauseForMore(2);
+inline constexpr std::chrono::microseconds kPauseForMore(2'000);
+// Instead of it, while messages of calls that are watched come and go: each waits for the one
+// before.
+inline constexpr std::chrono::microseconds kPauseForStreams(100);
 
-// What a call tells. On the server's thread, for which every other call waits: none may block.
+// What a call tells. On the server's thread, for which every other call waits: none may block. A
+// pause and what it takes to hear of the others after the fact, where there are calls apart.
 class CallHandler {
  public:
   // gRPC has done with the call, and ServerCall goes with this.
@@ -102,7 +105,7 @@ class ServerCall {
   grpc_byte_buffer *incoming_ = nullptr, *outgoing_ = nullptr;
   bool begun_ = false;  // Something was sent.
   int cancelled_ = 0;
-  bool apart_ = false;  // On one of CallServer's queues that poll nothing.
+  bool apart_ = false, watched_ = false;
   std::unique_ptr<CallHandler> handler_;
   std::atomic<int> awaited_{1};  // Events, before nothing of it is used: kFinished, and others.
   Tag opened_{this, Event::kOpened}, read_{this, Event::kRead}, written_{this, Event::kWritten},
@@ -114,6 +117,7 @@ class CallServer {
   // Of a new call, on the server's thread. Null: it was finished there and then.
   using Open = std::function<std::unique_ptr<CallHandler>(ServerCall& call)>;
 
+  // `many`: so many calls live at a time before one is apart, the one that is awaited included.
   explicit CallServer(Open open, int many = kManyCalls) : open_(std::move(open)), many_(many) {}
   ~CallServer();  // REQUIRES: Stop has returned, or Start was never called.
   CallServer(const CallServer&) = delete;
@@ -134,11 +138,13 @@ class CallServer {
   // The next event of a queue, once it has happened. False: it is a marker, nothing has happened by
   // `deadline`, or the queue is shut down.
   bool Hear(grpc_completion_queue* queue, gpr_timespec deadline);
+  // What has happened of calls apart, and of others as much as looks_ allows; then the pause.
   void HearMany();
 
-  // What ends on this queue is found by whoever polls queue_. `marker` is a call to nowhere: each
-  // batch of nothing ends at once, so that whoever has come to it has heard all that was there, and
-  // did not ask an empty queue, which waits whatever the deadline is.
+  // Made by Start, of the server's thread, and gone with Stop. What ends on this queue is found by
+  // whoever polls queue_. `marker` is a call to nowhere: each batch of nothing ends at once, so
+  // that whoever has come to it has heard all that was there, and did not ask an empty queue, which
+  // waits whatever the deadline is.
   struct Apart {
     grpc_completion_queue* queue;
     grpc_call* marker;
@@ -152,8 +158,10 @@ class CallServer {
   std::unique_ptr<grpc::Server> server_;
   std::atomic<int> calls_ = 0;  // Those that live, and the one that is awaited.
   // Of the server's thread.
-  std::size_t asked_for_ = 0;  // Calls, so far.
+  std::size_t opened_ = 0, opened_apart_ = 0;  // So far.
   int calls_apart_ = 0;
+  int looks_ = 0;         // At sockets: each takes what one has that has something.
+  int short_pauses_ = 0;  // Still to come.
   std::thread thread_;
 };
 

@@ -37,9 +37,10 @@ TEST_F(LastWordsTest, WhoHasNotBegunAndWhoDoesNotAnswerAreTold) {
   LastWords asks = Of(0), behind = Of(1), there = Of(2);
   there.Tell(5, "done");
   behind.Tell(4, "done");
-  EXPECT_EQ(asks.WhoIsMissing(5, {0, 1, 2, 3}, milliseconds(50)),
+  EXPECT_EQ(asks.WhoIsMissing(5, {0, 1, 2, 3}, milliseconds(50), std::chrono::hours(1)),
             "rank 3 does not answer; rank 1 has not begun it");
-  EXPECT_EQ(asks.WhoIsMissing(5, {0, 2}, milliseconds(50)), "every rank has begun it");
+  EXPECT_EQ(asks.WhoIsMissing(5, {0, 2}, milliseconds(50), std::chrono::hours(1)),
+            "every rank has begun it");
   EXPECT_EQ(there.Hear(5, milliseconds(50)), "done");
 }
 

@@ -3,6 +3,7 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
@@ -100,13 +101,14 @@ class CallServerTest : public ::testing::TestWithParam<std::tuple<int, bool>> {
 
   testing::TempDir folder_;
   Heard heard_;
+  Heard* next_ = &heard_;  // Of the call that is opened next.
   bool stopped_ = false;
   CallServer server_{[this](ServerCall& call) -> std::unique_ptr<CallHandler> {
                        if (call.method() == "/regroup.v1.Coordinator/ForgetNode") {
                          call.Finish(grpc::Status(grpc::StatusCode::PERMISSION_DENIED, "no"));
                          return nullptr;
                        }
-                       return std::make_unique<Recorder>(heard_, call);
+                       return std::make_unique<Recorder>(*next_, call);
                      },
                      std::get<0>(GetParam())};
 };
@@ -244,6 +246,87 @@ TEST_P(CallServerTest, AStatusHasItsDetailsAndAGoodEndHasNone) {
   EXPECT_TRUE(stream->Finish().ok());
   EXPECT_TRUE(context.GetServerTrailingMetadata().empty());
   EXPECT_TRUE(Eventually([&] { return heard_.gone.load(); }));
+}
+
+// One with its client's end.
+struct Talk {
+  std::unique_ptr<pb::Coordinator::Stub> stub;
+  Heard heard;
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReaderWriter<pb::AgentMessage, pb::CoordinatorMessage>> stream;
+  int said = 0;
+
+  bool IsHeard() {
+    const std::string name = std::to_string(++said);
+    pb::AgentMessage message;
+    message.mutable_hello()->set_name(name);
+    if (!stream->Write(message)) return false;
+    heard.call.load()->Read();
+    return Eventually([&] { return heard.Has(name); });
+  }
+  bool Ends() {
+    heard.call.load()->Finish(grpc::Status::OK);
+    return stream->Finish().ok() && Eventually([this] { return heard.gone.load(); });
+  }
+};
+
+// The third of four is apart, and what is opened as three live.
+using CallServerBesideTest = CallServerTest;
+INSTANTIATE_TEST_SUITE_P(Two, CallServerBesideTest, ::testing::Values(std::tuple(2, false)));
+
+TEST_P(CallServerBesideTest, CallsApartAndOthersAreHeardWhicheverEndsFirst) {
+  const auto open = [this](Talk& talk) {
+    talk.heard.watch = heard_.watch;
+    next_ = &talk.heard;
+    talk.stub = Dial();
+    talk.stream = talk.stub->Session(&talk.context);
+    ASSERT_TRUE(Eventually([&] { return talk.heard.call != nullptr; }));
+    ASSERT_TRUE(talk.IsHeard());
+  };
+  Talk first, second, apart, later, last;
+  for (Talk* talk : {&first, &second, &apart}) open(*talk);
+  EXPECT_TRUE(second.IsHeard());
+  EXPECT_TRUE(first.Ends());
+  EXPECT_TRUE(apart.IsHeard());
+  EXPECT_TRUE(second.IsHeard());
+  EXPECT_TRUE(apart.Ends());
+  EXPECT_TRUE(second.IsHeard());
+  open(later);
+  open(last);
+  EXPECT_TRUE(second.IsHeard());
+  EXPECT_TRUE(second.Ends());
+  EXPECT_TRUE(last.IsHeard());
+  EXPECT_TRUE(later.Ends());
+  EXPECT_TRUE(last.IsHeard());
+  last.heard.call.load()->Read();
+  std::thread stops([this] { Stop(100ms); });
+  EXPECT_TRUE(Eventually([&] { return last.heard.Has("end"); }));
+  last.heard.call.load()->Finish(grpc::Status::OK);
+  stops.join();
+  EXPECT_TRUE(last.heard.gone);
+}
+
+using CallServerApartTest = CallServerTest;
+INSTANTIATE_TEST_SUITE_P(All, CallServerApartTest, ::testing::Values(std::tuple(0, true)));
+
+// A thread that looked for more all the time would take a core.
+TEST_P(CallServerApartTest, WhileNothingComesItSleeps) {
+  Talk talk;
+  next_ = &talk.heard;
+  talk.stub = Dial();
+  talk.stream = talk.stub->Session(&talk.context);
+  ASSERT_TRUE(Eventually([&] { return talk.heard.call != nullptr; }));
+  const auto cpu = [] {
+    rusage use{};
+    getrusage(RUSAGE_SELF, &use);
+    return std::chrono::seconds(use.ru_utime.tv_sec + use.ru_stime.tv_sec) +
+           std::chrono::microseconds(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
+  };
+  std::this_thread::sleep_for(100ms);
+  const auto before = cpu();
+  std::this_thread::sleep_for(1s);
+  EXPECT_LT(cpu() - before, 500ms);
+  EXPECT_TRUE(talk.Ends());
 }
 
 // Whoever is opened while the server stops is refused or ended, and Stop waits for no other.

@@ -328,15 +328,17 @@ TEST_F(DaemonTest, WhatIsNoRequestIsRefusedByName) {
 TEST_F(DaemonTest, WhatIsPackedIsNotUnpacked) {
   Start();
   Client client = OverUnix();
-  grpc::ClientContext context;
-  context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
-  pb::ReadRequest request;
-  request.set_selector(std::string(1 << 20, 'x'));
-  pb::ReadReply reply;
-  const grpc::Status status = client.stub().Read(&context, request, &reply);
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_THAT(RenderUserError(FromGrpcStatus(status)), HasSubstr("no message of this kind"));
+  for (const auto packed : {GRPC_COMPRESS_GZIP, GRPC_COMPRESS_DEFLATE}) {
+    grpc::ClientContext context;
+    context.set_compression_algorithm(packed);
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    pb::ReadRequest request;
+    request.set_selector(std::string(1 << 20, 'x'));
+    pb::ReadReply reply;
+    const grpc::Status status = client.stub().Read(&context, request, &reply);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << packed;
+    EXPECT_THAT(RenderUserError(FromGrpcStatus(status)), HasSubstr("no message of this kind"));
+  }
 }
 
 TEST_F(DaemonTest, ARehearsedSubmitLeavesNoJob) {
