@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "common/rpc/server.h"
 #include "proto/coordinator.grpc.pb.h"
 #include "tests/launcher/coordinator/shell/daemon_fixture.h"
 #include "tests/launcher/coordinator/shell/temp_dir.h"
@@ -61,7 +62,8 @@ class Recorder final : public CallHandler {
   void OnRead(std::optional<std::string_view> message) override {
     if (!message) return heard_.Add("end");
     pb::AgentMessage parsed;
-    heard_.Add(Parse(*message, parsed) ? parsed.hello().name() : "unreadable");
+    heard_.Add(Parse(*message, parsed) ? parsed.hello().name()
+                                       : "unreadable/" + std::to_string(message->size()));
   }
   void OnWritten(bool ok) override { heard_.Add(ok ? "written" : "unwritten"); }
   void OnCancelled() override { heard_.Add("cancelled"); }
@@ -77,6 +79,7 @@ class CallServerTest : public ::testing::TestWithParam<std::tuple<int, bool>> {
     heard_.watch = std::get<1>(GetParam());
     grpc::ServerBuilder builder;
     builder.AddListeningPort(Target(), grpc::InsecureServerCredentials());
+    ConfigureServer(builder);
     server_.Start(builder);
   }
   void TearDown() override {
@@ -246,6 +249,22 @@ TEST_P(CallServerTest, AStatusHasItsDetailsAndAGoodEndHasNone) {
   EXPECT_TRUE(stream->Finish().ok());
   EXPECT_TRUE(context.GetServerTrailingMetadata().empty());
   EXPECT_TRUE(Eventually([&] { return heard_.gone.load(); }));
+}
+
+// Some of what deflate makes could be read as a message.
+TEST_P(CallServerTest, WhatIsPackedIsNoMessage) {
+  const auto stub = Dial();
+  grpc::ClientContext context;
+  context.set_compression_algorithm(GRPC_COMPRESS_DEFLATE);
+  const auto stream = stub->Session(&context);
+  ServerCall& call = Opened();
+  pb::AgentMessage message;
+  message.mutable_hello()->set_name(std::string(1000, 'x'));
+  ASSERT_TRUE(stream->Write(message));
+  call.Read();
+  EXPECT_TRUE(Eventually([&] { return heard_.Has("unreadable/1 "); }));
+  call.Finish(grpc::Status::OK);
+  EXPECT_TRUE(stream->Finish().ok());
 }
 
 // One with its client's end.
