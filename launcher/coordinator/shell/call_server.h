@@ -42,8 +42,8 @@ inline constexpr std::chrono::microseconds kPauseForMore(2'000);
 // before.
 inline constexpr std::chrono::microseconds kPauseForStreams(100);
 
-// What a call tells. On the server's thread, for which every other call waits: none may block. A
-// pause and what it takes to hear of the others after the fact, where there are calls apart.
+// What a call tells. On the server's thread, for which every other call waits: none may block.
+// While there are calls apart, it tells what has happened up to a pause later.
 class CallHandler {
  public:
   // gRPC has done with the call, and ServerCall goes with this.

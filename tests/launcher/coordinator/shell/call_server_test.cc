@@ -290,28 +290,30 @@ struct Talk {
 };
 
 // The third of four is apart, and what is opened as three live.
-using CallServerBesideTest = CallServerTest;
-INSTANTIATE_TEST_SUITE_P(Two, CallServerBesideTest, ::testing::Values(std::tuple(2, false)));
-
-TEST_P(CallServerBesideTest, CallsApartAndOthersAreHeardWhicheverEndsFirst) {
-  const auto open = [this](Talk& talk) {
+class CallServerBesideTest : public CallServerTest {
+ protected:
+  void Begin(Talk& talk) {
     talk.heard.watch = heard_.watch;
     next_ = &talk.heard;
     talk.stub = Dial();
     talk.stream = talk.stub->Session(&talk.context);
     ASSERT_TRUE(Eventually([&] { return talk.heard.call != nullptr; }));
     ASSERT_TRUE(talk.IsHeard());
-  };
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Two, CallServerBesideTest, ::testing::Values(std::tuple(2, false)));
+
+TEST_P(CallServerBesideTest, CallsApartAndOthersAreHeardWhicheverEndsFirst) {
   Talk first, second, apart, later, last;
-  for (Talk* talk : {&first, &second, &apart}) open(*talk);
+  for (Talk* talk : {&first, &second, &apart}) Begin(*talk);
   EXPECT_TRUE(second.IsHeard());
   EXPECT_TRUE(first.Ends());
   EXPECT_TRUE(apart.IsHeard());
   EXPECT_TRUE(second.IsHeard());
   EXPECT_TRUE(apart.Ends());
   EXPECT_TRUE(second.IsHeard());
-  open(later);
-  open(last);
+  Begin(later);
+  Begin(last);
   EXPECT_TRUE(second.IsHeard());
   EXPECT_TRUE(second.Ends());
   EXPECT_TRUE(last.IsHeard());
@@ -323,6 +325,31 @@ TEST_P(CallServerBesideTest, CallsApartAndOthersAreHeardWhicheverEndsFirst) {
   last.heard.call.load()->Finish(grpc::Status::OK);
   stops.join();
   EXPECT_TRUE(last.heard.gone);
+}
+
+// A thread that pauses sleeps hundreds of times a second; one that waits is woken for what happens.
+TEST_P(CallServerBesideTest, OnlyWhileACallIsApartItPauses) {
+  const auto sleeps = [] {
+    rusage use{};
+    getrusage(RUSAGE_SELF, &use);
+    return use.ru_nvcsw;
+  };
+  const auto pauses = [&](std::chrono::milliseconds limit) {
+    const long before = sleeps();
+    const auto end = std::chrono::steady_clock::now() + limit;
+    while (sleeps() - before < 200 && std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(50ms);
+    return sleeps() - before >= 200;
+  };
+  Talk first, second, apart;
+  for (Talk* talk : {&first, &second}) Begin(*talk);
+  EXPECT_FALSE(pauses(500ms));
+  Begin(apart);
+  EXPECT_TRUE(pauses(5s));  // It sleeps itself a hundred times.
+  EXPECT_TRUE(apart.Ends());
+  EXPECT_FALSE(pauses(500ms));
+  EXPECT_TRUE(first.Ends());
+  EXPECT_TRUE(second.Ends());
 }
 
 using CallServerApartTest = CallServerTest;
