@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "worker/device/device.h"
+#include "worker/device/instruction_set.h"
 #include "worker/kernels/arguments.h"
 #include "worker/tensor/dtype.h"
 
@@ -83,11 +84,7 @@ std::int64_t AttentionElements(const AttentionShape& shape);
 // twins add in another order.
 double AddBlocks(std::int64_t elements, const double* sums);
 
-enum class Isa : std::uint8_t { kBaseline, kV3, kV4 };  // x86-64, -v3 (AVX2, FMA), -v4 (AVX-512).
-
-Isa BestIsa();                // What this CPU and kernel can run.
-const char* NameOf(Isa isa);  // "baseline", "x86-64-v3", "x86-64-v4"; also of its table.
-// Of float, BFloat16 and Half. REQUIRES: isa <= BestIsa().
+// A table has the name of its set. Of float, BFloat16 and Half. REQUIRES: isa <= BestIsa().
 template <typename T>
 const KernelTable<T>& KernelsOf(Isa isa);
 inline const Kernels& KernelsFor(Isa isa) { return KernelsOf<float>(isa); }

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+
+#include "worker/device/instruction_set.h"
+#include "worker/tensor/dtype.h"
+
+namespace regroup::worker {
+
+// What reduce.h adds with, for numbers of one type. All sets give the same bits.
+template <typename T>
+struct SumTable {
+  void (*into_all)(T* const* sources, std::size_t count, std::size_t begin, std::size_t end);
+  void (*into)(const T* const* sources, std::size_t count, std::size_t begin, std::size_t end,
+               T* out);
+  void (*widen)(float* sum, const T* in, std::size_t count);
+  void (*add_wide)(float* sum, const T* in, std::size_t count);
+  void (*narrow)(T* out, const float* sum, std::size_t count);
+};
+
+// Of float, BFloat16 and Half. REQUIRES: isa <= BestIsa().
+template <typename T>
+SumTable<T> SumsOf(Isa isa);
+
+// Each from a file compiled for that instruction set. REQUIRES: the CPU has it.
+#define REGROUP_SUMS(Name)        \
+  void Name(SumTable<float>&);    \
+  void Name(SumTable<BFloat16>&); \
+  void Name(SumTable<Half>&);
+REGROUP_SUMS(FillSumsBaseline)
+REGROUP_SUMS(FillSumsV3)
+REGROUP_SUMS(FillSumsV4)
+#undef REGROUP_SUMS
+
+}  // namespace regroup::worker

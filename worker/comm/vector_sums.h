@@ -1,0 +1,147 @@
+// The entries of SumTable. Included by the sums_*.cc files only, as vectors.h is.
+//
+// They are bound by how much a core can have on its way from memory, or from the caches of another
+// core, which wrote what is added: so each line is asked for long before it is needed, across the
+// ends of pages, where the CPU does not look ahead by itself.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "worker/comm/sums.h"
+#include "worker/tensor/vectors.h"
+
+namespace regroup::worker {
+namespace {
+
+// A block of floats stays in the first-level cache between its passes.
+constexpr std::size_t kBlock = 2048;
+constexpr std::size_t kLineBytes = 64, kAheadBytes = 4096;
+
+template <typename T>
+REGROUP_INLINE void FetchAhead(const T* p) {
+  __builtin_prefetch(
+      reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(p) + kAheadBytes));
+}
+
+template <typename T>
+REGROUP_INLINE Vec LoadUpTo(const T* p, std::size_t n) {
+  return n == kLanes ? Load(p) : LoadFirst(p, static_cast<std::int64_t>(n));
+}
+template <typename T>
+REGROUP_INLINE void StoreUpTo(T* p, Vec v, std::size_t n) {
+  n == kLanes ? Store(p, v) : StoreFirst(p, v, static_cast<std::int64_t>(n));
+}
+
+// work(i, n) for the n elements from i on, vector by vector, and ahead(i) for each line of Ts.
+template <typename T, typename Ahead, typename Work>
+REGROUP_INLINE void EachVector(std::size_t count, Ahead ahead, Work work) {
+  constexpr std::size_t kLine = kLineBytes / sizeof(T);
+  std::size_t i = 0;
+  for (; i + kLine <= count; i += kLine) {
+    ahead(i);
+    for (std::size_t j = 0; j < kLine; j += kLanes) work(i + j, std::size_t{kLanes});
+  }
+  for (; i + kLanes <= count; i += kLanes) work(i, std::size_t{kLanes});
+  if (i < count) work(i, count - i);
+}
+
+template <typename T>
+void SumOfTwoIntoBoth(T* a, T* b, std::size_t count) {
+  const auto ahead = [=](std::size_t i) {
+    FetchAhead(a + i);
+    FetchAhead(b + i);
+  };
+  EachVector<T>(count, ahead, [=](std::size_t i, std::size_t n) {
+    const Vec sum = LoadUpTo(a + i, n) + LoadUpTo(b + i, n);
+    StoreUpTo(a + i, sum, n);
+    StoreUpTo(b + i, sum, n);
+  });
+}
+
+// `out` is `a`, `b` or neither.
+template <typename T, typename Out>
+void SumOfTwo(Out* out, const T* a, const T* b, std::size_t count) {
+  const auto ahead = [=](std::size_t i) {
+    FetchAhead(a + i);
+    FetchAhead(b + i);
+  };
+  EachVector<T>(count, ahead, [=](std::size_t i, std::size_t n) {
+    StoreUpTo(out + i, LoadUpTo(a + i, n) + LoadUpTo(b + i, n), n);
+  });
+}
+
+template <typename T>
+void WidenInto(float* sum, const T* in, std::size_t count) {
+  EachVector<T>(
+      count, [=](std::size_t i) { FetchAhead(in + i); },
+      [=](std::size_t i, std::size_t n) { StoreUpTo(sum + i, LoadUpTo(in + i, n), n); });
+}
+
+template <typename T>
+void AddWideTo(float* sum, const T* in, std::size_t count) {
+  EachVector<T>(
+      count, [=](std::size_t i) { FetchAhead(in + i); },
+      [=](std::size_t i, std::size_t n) {
+        StoreUpTo(sum + i, LoadUpTo(sum + i, n) + LoadUpTo(in + i, n), n);
+      });
+}
+
+// What is written where `sum` begins is behind what has been read.
+template <typename T>
+void NarrowInto(T* out, const float* sum, std::size_t count) {
+  EachVector<float>(
+      count, [=](std::size_t i) { FetchAhead(sum + i); },
+      [=](std::size_t i, std::size_t n) { StoreUpTo(out + i, LoadUpTo(sum + i, n), n); });
+}
+
+// At least two sources.
+template <typename T>
+void SumBlock(float* sum, const T* const* sources, std::size_t of, std::size_t at,
+              std::size_t count) {
+  SumOfTwo(sum, sources[0] + at, sources[1] + at, count);
+  for (std::size_t s = 2; s < of; ++s) AddWideTo(sum, sources[s] + at, count);
+}
+
+template <typename T>
+void SumIntoAllOf(T* const* sources, std::size_t of, std::size_t begin, std::size_t end) {
+  if (of == 1) return;
+  if (of == 2) return SumOfTwoIntoBoth(sources[0] + begin, sources[1] + begin, end - begin);
+  alignas(kLineBytes) float sum[kBlock];
+  for (std::size_t at = begin; at < end; at += kBlock) {
+    const std::size_t count = end - at < kBlock ? end - at : kBlock;
+    SumBlock<T>(sum, sources, of, at, count);
+    NarrowInto(sources[0] + at, sum, count);
+    for (std::size_t s = 1; s < of; ++s)
+      __builtin_memcpy(sources[s] + at, sources[0] + at, count * sizeof(T));
+  }
+}
+
+template <typename T>
+void SumIntoOne(const T* const* sources, std::size_t of, std::size_t begin, std::size_t end,
+                T* out) {
+  if (begin == end) return;
+  if (of == 1) {
+    __builtin_memmove(out + begin, sources[0] + begin, (end - begin) * sizeof(T));
+    return;
+  }
+  if (of == 2) return SumOfTwo(out + begin, sources[0] + begin, sources[1] + begin, end - begin);
+  alignas(kLineBytes) float sum[kBlock];
+  for (std::size_t at = begin; at < end; at += kBlock) {
+    const std::size_t count = end - at < kBlock ? end - at : kBlock;
+    SumBlock(sum, sources, of, at, count);
+    NarrowInto(out + at, sum, count);
+  }
+}
+
+template <typename T>
+void FillSums(SumTable<T>& table) {
+  table = {.into_all = SumIntoAllOf<T>,
+           .into = SumIntoOne<T>,
+           .widen = WidenInto<T>,
+           .add_wide = AddWideTo<T>,
+           .narrow = NarrowInto<T>};
+}
+
+}  // namespace
+}  // namespace regroup::worker
