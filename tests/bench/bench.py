@@ -16,7 +16,7 @@ import cluster_rows  # noqa: E402
 import control_rows  # noqa: E402
 import output_rows  # noqa: E402
 import worker_rows  # noqa: E402
-from row import Unavailable  # noqa: E402
+from row import Unavailable, cpu_model  # noqa: E402
 
 
 def percentile(values, share):
@@ -34,7 +34,7 @@ def summarize(row, samples):
 def measure(rows, bin_dir):
     """Prints a line for each row; returns the names of those that did not reach their ship target, whyever."""
     missed = []
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}"
+    machine = f"{os.cpu_count()} cores, {cpu_model()}, Linux {platform.release()}"
     for row in rows:
         try:
             samples, setup = row.measure(bin_dir)

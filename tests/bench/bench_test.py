@@ -54,27 +54,32 @@ class Check(unittest.TestCase):
         with mock.patch.dict(os.environ):
             os.environ.pop("REGROUP_TEST_PYTHON", None)
             code, missed, _ = self.bench(*[r for r in worker_rows.ROWS if "PyTorch" in r.name])
-        self.assertEqual((code, missed), (1, "train step against PyTorch"))
+        self.assertEqual((code, missed), (1, "train step of 124 M against PyTorch, train step of 11 M against PyTorch"))
         alone = [{"name": "allreduce_1KiB", "samples": [1e-6], "setup": "2 ranks"}]
         with mock.patch.object(worker_rows, "json_lines", return_value=alone), mock.patch("os.path.exists", return_value=True):
             code, missed, (line,) = self.bench(*[r for r in worker_rows.ROWS if "1 KiB" in r.name])
         self.assertEqual((code, missed), (0, ""))
         self.assertIn("no Gloo here", line["setup"])
 
-    def test_both_sides_of_the_train_step_have_two_threads(self):
+    def test_both_sides_of_a_train_step_have_two_threads_and_the_same_shape(self):
         """As the row's set-up says."""
         started = []
 
         def lines(command, environment=None, timeout=600):
             started.append(command)
             return [{"p50": 100.0, "losses": [5.0]}]
-        (race,) = [r for r in worker_rows.ROWS if "PyTorch" in r.name]
-        with mock.patch.object(worker_rows, "json_lines", lines), mock.patch.dict(os.environ, REGROUP_TEST_PYTHON="python3"):
-            _, setup = race.measure("/bin")
-        self.assertIn("2 threads", setup)
-        self.assertTrue(any("torch_step.py" in word for command in started for word in command))
-        for command in started:
-            self.assertEqual(command[command.index("--threads") + 1], "2", command)
+        for race in [r for r in worker_rows.ROWS if "PyTorch" in r.name]:
+            started.clear()
+            with mock.patch.object(worker_rows, "json_lines", lines), mock.patch.dict(os.environ, REGROUP_TEST_PYTHON="python3"):
+                _, setup = race.measure("/bin")
+            self.assertIn("2 threads", setup)
+            self.assertTrue(any("torch_step.py" in word for command in started for word in command))
+            shapes = set()
+            for command in started:
+                self.assertEqual(command[command.index("--threads") + 1], "2", command)
+                shapes.add(tuple(command[command.index(flag) + 1] for flag in ("--batch", "--time")))
+                self.assertNotIn("--micro-batch", command)
+            self.assertEqual(len(shapes), 1)
 
 
 if __name__ == "__main__":

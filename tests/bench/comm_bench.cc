@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
+#include <cstdint>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -80,33 +82,37 @@ std::vector<double> SlowestOf(const Times& times, int world_size, int n) {
   return samples;
 }
 
-using Call = absl::Status (*)(Communicator&, std::span<float>);
+using Call = absl::Status (*)(Communicator&, Tensor);
 
-absl::Status Sum(Communicator& c, std::span<float> arena) { return c.AllReduceSum(arena); }
+absl::Status Sum(Communicator& c, Tensor arena) { return c.AllReduceSum(arena); }
 
 // A half for each of two ranks.
-std::array<Stretch, 2> Halves(std::span<float> arena) {
-  const auto half = static_cast<std::int64_t>(arena.size() / 2);
+std::array<Stretch, 2> Halves(Tensor arena) {
+  const auto half = static_cast<std::int64_t>(arena.size / 2);
   return {Stretch{0, 0, 0, half}, Stretch{1, half, half, half}};
 }
-absl::Status Scatter(Communicator& c, std::span<float> arena) {
+absl::Status Scatter(Communicator& c, Tensor arena) {
   return c.ReduceScatter(arena, Halves(arena), arena, 2);
 }
-absl::Status Gather(Communicator& c, std::span<float> arena) {
+absl::Status Gather(Communicator& c, Tensor arena) {
   return c.AllGather(arena, Halves(arena), arena, 2);
 }
 
 const std::vector<int> kOneHost{}, kTwoHosts{1, 1};
 
-bool Time(const std::string& name, std::size_t floats, int n, Call call,
-          const std::vector<int>& hosts = kOneHost) {
+bool Time(const std::string& name, std::size_t elements, int n, Call call,
+          const std::vector<int>& hosts = kOneHost, DType type = DType::kF32) {
   Shared<Times> times;
   RankProcesses ranks(
       2,
       [&](int rank, Communicator& c) {
-        auto arena = c.AllocateArena(floats);
+        auto arena = c.AllocateTensor(type, elements);
         if (!arena.ok()) return 1;
-        std::fill(arena->begin(), arena->end(), 1e-30f);
+        WithType(type, [&](auto one) {
+          using T = decltype(one);
+          const std::span<T> all = arena->Elements<T>();
+          std::fill(all.begin(), all.end(), T(1e-30f));
+        });
         for (int i = -n / 4 - 3; i < n; ++i) {
           if (!c.Barrier().ok()) return 2;
           const double begin = NowSeconds();
@@ -122,9 +128,54 @@ bool Time(const std::string& name, std::size_t floats, int n, Call call,
   }
   Print(
       name, SlowestOf(*times, 2, n),
-      Setup(2, hosts.empty() ? "floats in a shared arena, slowest rank of each call"
+      Setup(2, hosts.empty() ? "numbers in a shared arena, slowest rank of each call"
                              : "each a host of its own, TCP between two addresses of the loopback "
                                "network, slowest rank of each call"));
+  return true;
+}
+
+// A word of each line of both, asked for as early as the sums do it.
+std::uint64_t Touch(const float* a, const float* b, std::size_t count) {
+  constexpr std::size_t kLine = 64 / sizeof(float), kAhead = 4096 / sizeof(float);
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < count; i += kLine) {
+    __builtin_prefetch(a + i + kAhead);
+    __builtin_prefetch(b + i + kAhead);
+    sum += std::bit_cast<std::uint32_t>(a[i]) + std::bit_cast<std::uint32_t>(b[i]);
+  }
+  return sum;
+}
+
+constexpr std::size_t kHalf = 8 << 20;
+struct Parts {
+  std::array<std::array<float, 2 * kHalf + 320>, 2> of{};  // At other places of a page.
+  std::atomic<std::uint64_t> sum{0};
+};
+
+// What no reduce-scatter of two ranks can do without: each reads its half, which it has written
+// before, and that half of the other rank's part.
+bool ReadHalves(const std::string& name, int n) {
+  Shared<Times> times;
+  Shared<Parts> parts;
+  RankProcesses ranks(
+      2,
+      [&](int rank, Communicator& c) {
+        const std::size_t half = static_cast<std::size_t>(rank) * kHalf;
+        float *own = parts->of[rank].data() + half, *theirs = parts->of[1 - rank].data() + half;
+        for (int i = -n / 4 - 3; i < n; ++i) {
+          std::fill(own, own + kHalf, static_cast<float>(i));
+          if (!c.Barrier().ok()) return 2;
+          const double begin = NowSeconds();
+          parts->sum += Touch(own, theirs, kHalf);
+          if (i >= 0) times->seconds[rank][i] = NowSeconds() - begin;
+        }
+        return 0;
+      },
+      std::chrono::seconds(30), Pin);
+  for (int code : ranks.WaitAll()) {
+    if (code != 0) return false;
+  }
+  Print(name, SlowestOf(*times, 2, n), Setup(2, "reading alone, slowest rank of each"));
   return true;
 }
 
@@ -222,9 +273,9 @@ int Run(int argc, char** argv) {
   std::string only;
   int failures = 20;
   CLI::App app("Times collectives of local ranks.");
-  app.add_option(
-      "--only", only,
-      "allreduce_64MiB, allreduce_1KiB, hosts_64MiB, hosts_1KiB, halves, abort or peer_killed");
+  app.add_option("--only", only,
+                 "allreduce_64MiB, allreduce_1KiB, hosts_64MiB, hosts_1KiB, types, halves, abort "
+                 "or peer_killed");
   app.add_option("--failures", failures, "how often ranks are aborted or killed")
       ->check(CLI::Range(1, 1000));
   CLI11_PARSE(app, argc, argv);
@@ -238,10 +289,16 @@ int Run(int argc, char** argv) {
     ok &= Time("hosts_64MiB", 16 << 20, 20, Sum, kTwoHosts) && Gloo("hosts_64MiB", 16 << 20, 20);
   if (wanted("hosts_1KiB"))
     ok &= Time("hosts_1KiB", 256, 400, Sum, kTwoHosts) && Gloo("hosts_1KiB", 256, 400);
+  if (wanted("types")) {
+    ok &= Time("types: f32", 16 << 20, 60, Sum) &&
+          Time("types: bf16", 16 << 20, 60, Sum, kOneHost, DType::kBF16) &&
+          Time("types: f16", 16 << 20, 60, Sum, kOneHost, DType::kF16);
+  }
   if (wanted("halves")) {
     ok &= Time("halves: allreduce_64MiB", 16 << 20, 60, Sum) &&
           Time("halves: reducescatter_64MiB", 16 << 20, 60, Scatter) &&
-          Time("halves: allgather_64MiB", 16 << 20, 60, Gather);
+          Time("halves: allgather_64MiB", 16 << 20, 60, Gather) &&
+          ReadHalves("halves: read_64MiB", 60);
   }
   if (wanted("abort")) ok &= AbortCase(failures);
   if (wanted("peer_killed")) ok &= KillCase(failures);

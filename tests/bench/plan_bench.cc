@@ -1,12 +1,11 @@
 // What every rank does before a training's first step: the plans of all ranks, made and checked
 // against each other. Prints a JSON line of seconds, and one of the memory that this took.
 
-#include <sys/resource.h>
 #include <CLI/CLI.hpp>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -26,10 +25,13 @@ double Since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+// Not getrusage's: that of a process begins with what its parent had before exec.
 double PeakMebibytes() {
-  rusage usage{};
-  CHECK(::getrusage(RUSAGE_SELF, &usage) == 0);
-  return static_cast<double>(usage.ru_maxrss) / 1024;
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("VmHWM:", 0) == 0) return std::stod(line.substr(6)) / 1024;
+  }
+  CHECK(false);
 }
 
 int Run(int argc, char** argv) {

@@ -20,6 +20,7 @@ import race_cases  # noqa: E402
 import race_table  # noqa: E402
 import race_world as rw  # noqa: E402
 import cluster as cl  # noqa: E402 (race_world knows where it is)
+from row import cpu_model  # noqa: E402
 
 
 class Results:
@@ -27,7 +28,7 @@ class Results:
 
     def __init__(self):
         self.samples, self.reasons = {}, {}
-        self.machine = f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}"
+        self.machine = f"{os.cpu_count()} cores, {cpu_model()}, Linux {platform.release()}"
 
     def add(self, case, launcher, samples, setup):
         self.samples[case.name, launcher.name] = samples

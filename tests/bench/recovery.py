@@ -27,6 +27,7 @@ import race_world as rw  # noqa: E402
 import world as w  # noqa: E402
 import cluster as cl  # noqa: E402 (race_world knows where it is)
 from race_cases import BEST_CONF  # noqa: E402
+from row import cpu_model  # noqa: E402
 
 SCRIPT = os.path.join(HERE, "ddp_steps.py")
 IN_PLACE_SCRIPT = os.path.join(HERE, "inplace_steps.py")
@@ -163,7 +164,7 @@ class Bench:
     def __init__(self, bin_dir, cases, fast):
         self.bin_dir, self.cases, self.fast = bin_dir, cases, fast
         self.samples, self.phases, self.absent = {}, {}, {}
-        self.machine = f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}"
+        self.machine = f"{os.cpu_count()} cores, {cpu_model()}, Linux {platform.release()}"
         python, ft = os.environ.get("REGROUP_TEST_PYTHON"), os.environ.get("REGROUP_FT_LAUNCHER")
         regroup = (os.path.join(bin_dir, "regroup"),)
         self.launchers = [Others("torchrun", (python, "-m", "torch.distributed.run"), BEST_CONF),
