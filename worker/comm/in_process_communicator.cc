@@ -4,10 +4,13 @@
 #include <iterator>
 #include <mutex>
 #include <new>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/status_macros.h"
 #include "worker/comm/shared_memory_communicator.h"
+#include "worker/tensor/arena.h"
 
 namespace regroup::worker {
 namespace {
@@ -28,7 +31,7 @@ struct SharedState {
   AlignedMemory memory;
   Segment* segment;
   std::mutex mutex;
-  std::vector<AlignedMemory> arenas;  // Guarded by mutex.
+  std::vector<Arena> arenas;  // Guarded by mutex.
 };
 
 class ThreadPeers final : public Peers {
@@ -37,11 +40,11 @@ class ThreadPeers final : public Peers {
   bool Gone(int) override { return false; }
   std::string NameOf(int rank) const override { return absl::StrCat("rank ", rank); }
   absl::StatusOr<Arena> MakeArena(std::size_t bytes) override {
-    AlignedMemory memory = MakeZeroed(bytes);
-    const Arena arena{memory.get(), {0, reinterpret_cast<std::uintptr_t>(memory.get()), bytes}};
+    ASSIGN_OR_RETURN(worker::Arena memory, worker::Arena::Create(bytes));
+    std::byte* const base = memory.Take<std::byte>(bytes).data();
     const std::scoped_lock lock(group_->mutex);
     group_->arenas.push_back(std::move(memory));
-    return arena;
+    return Arena{base, {0, reinterpret_cast<std::uintptr_t>(base), bytes}};
   }
   absl::StatusOr<Arena> OpenArena(const ArenaTicket& ticket) override {
     // NOLINTNEXTLINE(performance-no-int-to-ptr): within one process a handle is an address.

@@ -46,7 +46,7 @@ SumTable<T> SumsOf(Isa isa) {
 void CopyPastCaches(std::byte* to, const std::byte* from, std::size_t bytes) {
 #if defined(__x86_64__)
   constexpr std::size_t kCached = 256 << 10, kLine = 64, kPage = 4096;
-  // So many pages in turns: more is on its way than where one follows another.
+  // Lines of four pages alternate, so that more loads are in flight.
   constexpr std::size_t kPages = 4;
   if (bytes <= kCached) {
     std::memcpy(to, from, bytes);
@@ -61,6 +61,7 @@ void CopyPastCaches(std::byte* to, const std::byte* from, std::size_t bytes) {
         StreamLine(to + at + page * kPage + line, from + at + page * kPage + line);
     }
   }
+  for (; at + kLine <= bytes; at += kLine) StreamLine(to + at, from + at);
   _mm_sfence();
   std::memcpy(to + at, from + at, bytes - at);
 #else

@@ -7,18 +7,19 @@
 
 namespace regroup::worker {
 
-// What reduce.h adds with, for numbers of one type. All sets give the same bits.
+// What reduce.h adds with, for numbers of one type: its functions of these names, for any number of
+// sources and elements. All sets give the same bits, and a NaN stays a NaN.
 template <typename T>
 struct SumTable {
-  void (*into_all)(T* const* sources, std::size_t count, std::size_t begin, std::size_t end);
-  void (*into)(const T* const* sources, std::size_t count, std::size_t begin, std::size_t end,
-               T* out);
+  void (*into_all)(T* const* sources, std::size_t source_count, std::size_t begin, std::size_t end);
+  void (*into)(const T* const* sources, std::size_t source_count, std::size_t begin,
+               std::size_t end, T* out);
   void (*widen)(float* sum, const T* in, std::size_t count);
   void (*add_wide)(float* sum, const T* in, std::size_t count);
   void (*narrow)(T* out, const float* sum, std::size_t count);
 };
 
-// Of float, BFloat16 and Half. REQUIRES: isa <= BestIsa().
+// T is float, BFloat16 or Half. REQUIRES: isa <= BestIsa().
 template <typename T>
 SumTable<T> SumsOf(Isa isa);
 

@@ -1,8 +1,8 @@
-// The entries of SumTable. Included by the sums_*.cc files only, as vectors.h is.
+// The entries of SumTable. Included by the sums_*.cc files only; vectors.h says why nothing here
+// may have external linkage.
 //
-// They are bound by how much a core can have on its way from memory, or from the caches of another
-// core, which wrote what is added: so each line is asked for long before it is needed, across the
-// ends of pages, where the CPU does not look ahead by itself.
+// A sum waits for memory, or for the caches of the core that wrote what is added. So each line is
+// asked for before it is needed, also across the ends of pages, where a CPU does not look ahead.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +18,7 @@ namespace {
 constexpr std::size_t kBlock = 2048;
 constexpr std::size_t kLineBytes = 64, kAheadBytes = 4096;
 
+// An address alone: it may lie behind what `p` points into.
 template <typename T>
 REGROUP_INLINE void FetchAhead(const T* p) {
   __builtin_prefetch(
@@ -30,16 +31,22 @@ REGROUP_INLINE Vec LoadUpTo(const T* p, std::size_t n) {
 }
 template <typename T>
 REGROUP_INLINE void StoreUpTo(T* p, Vec v, std::size_t n) {
-  n == kLanes ? Store(p, v) : StoreFirst(p, v, static_cast<std::int64_t>(n));
+  if (n == kLanes) return Store(p, v);
+  StoreFirst(p, v, static_cast<std::int64_t>(n));
 }
 
-// work(i, n) for the n elements from i on, vector by vector, and ahead(i) for each line of Ts.
-template <typename T, typename Ahead, typename Work>
-REGROUP_INLINE void EachVector(std::size_t count, Ahead ahead, Work work) {
+// Of what EachVector calls: a call for each vector would cost more than the sum.
+#define REGROUP_IN_LOOP __attribute__((always_inline))
+
+// work(i, n) for the n elements from i on, vector by vector. Lines of `a` and `b` are fetched
+// ahead.
+template <typename T, typename Work>
+REGROUP_INLINE void EachVector(const T* a, const T* b, std::size_t count, const Work& work) {
   constexpr std::size_t kLine = kLineBytes / sizeof(T);
   std::size_t i = 0;
   for (; i + kLine <= count; i += kLine) {
-    ahead(i);
+    FetchAhead(a + i);
+    if (b != a) FetchAhead(b + i);
     for (std::size_t j = 0; j < kLine; j += kLanes) work(i + j, std::size_t{kLanes});
   }
   for (; i + kLanes <= count; i += kLanes) work(i, std::size_t{kLanes});
@@ -48,11 +55,7 @@ REGROUP_INLINE void EachVector(std::size_t count, Ahead ahead, Work work) {
 
 template <typename T>
 void SumOfTwoIntoBoth(T* a, T* b, std::size_t count) {
-  const auto ahead = [=](std::size_t i) {
-    FetchAhead(a + i);
-    FetchAhead(b + i);
-  };
-  EachVector<T>(count, ahead, [=](std::size_t i, std::size_t n) {
+  EachVector<T>(a, b, count, [=](std::size_t i, std::size_t n) REGROUP_IN_LOOP {
     const Vec sum = LoadUpTo(a + i, n) + LoadUpTo(b + i, n);
     StoreUpTo(a + i, sum, n);
     StoreUpTo(b + i, sum, n);
@@ -62,74 +65,72 @@ void SumOfTwoIntoBoth(T* a, T* b, std::size_t count) {
 // `out` is `a`, `b` or neither.
 template <typename T, typename Out>
 void SumOfTwo(Out* out, const T* a, const T* b, std::size_t count) {
-  const auto ahead = [=](std::size_t i) {
-    FetchAhead(a + i);
-    FetchAhead(b + i);
-  };
-  EachVector<T>(count, ahead, [=](std::size_t i, std::size_t n) {
+  EachVector<T>(a, b, count, [=](std::size_t i, std::size_t n) REGROUP_IN_LOOP {
     StoreUpTo(out + i, LoadUpTo(a + i, n) + LoadUpTo(b + i, n), n);
   });
 }
 
 template <typename T>
 void WidenInto(float* sum, const T* in, std::size_t count) {
-  EachVector<T>(
-      count, [=](std::size_t i) { FetchAhead(in + i); },
-      [=](std::size_t i, std::size_t n) { StoreUpTo(sum + i, LoadUpTo(in + i, n), n); });
+  EachVector<T>(in, in, count, [=](std::size_t i, std::size_t n) REGROUP_IN_LOOP {
+    StoreUpTo(sum + i, LoadUpTo(in + i, n), n);
+  });
 }
 
 template <typename T>
 void AddWideTo(float* sum, const T* in, std::size_t count) {
-  EachVector<T>(
-      count, [=](std::size_t i) { FetchAhead(in + i); },
-      [=](std::size_t i, std::size_t n) {
-        StoreUpTo(sum + i, LoadUpTo(sum + i, n) + LoadUpTo(in + i, n), n);
-      });
+  EachVector<T>(in, in, count, [=](std::size_t i, std::size_t n) REGROUP_IN_LOOP {
+    StoreUpTo(sum + i, LoadUpTo(sum + i, n) + LoadUpTo(in + i, n), n);
+  });
 }
 
-// What is written where `sum` begins is behind what has been read.
+// `out` may begin where `sum` does: a store never passes the next load.
 template <typename T>
 void NarrowInto(T* out, const float* sum, std::size_t count) {
-  EachVector<float>(
-      count, [=](std::size_t i) { FetchAhead(sum + i); },
-      [=](std::size_t i, std::size_t n) { StoreUpTo(out + i, LoadUpTo(sum + i, n), n); });
+  EachVector<float>(sum, sum, count, [=](std::size_t i, std::size_t n) REGROUP_IN_LOOP {
+    StoreUpTo(out + i, LoadUpTo(sum + i, n), n);
+  });
 }
 
-// At least two sources.
+#undef REGROUP_IN_LOOP
+
+// REQUIRES: source_count >= 2.
 template <typename T>
-void SumBlock(float* sum, const T* const* sources, std::size_t of, std::size_t at,
+void SumBlock(float* sum, const T* const* sources, std::size_t source_count, std::size_t at,
               std::size_t count) {
   SumOfTwo(sum, sources[0] + at, sources[1] + at, count);
-  for (std::size_t s = 2; s < of; ++s) AddWideTo(sum, sources[s] + at, count);
+  for (std::size_t s = 2; s < source_count; ++s) AddWideTo(sum, sources[s] + at, count);
 }
 
 template <typename T>
-void SumIntoAllOf(T* const* sources, std::size_t of, std::size_t begin, std::size_t end) {
-  if (of == 1) return;
-  if (of == 2) return SumOfTwoIntoBoth(sources[0] + begin, sources[1] + begin, end - begin);
+void SumIntoAllOf(T* const* sources, std::size_t source_count, std::size_t begin, std::size_t end) {
+  if (source_count == 1) return;
+  if (source_count == 2)
+    return SumOfTwoIntoBoth(sources[0] + begin, sources[1] + begin, end - begin);
   alignas(kLineBytes) float sum[kBlock];
   for (std::size_t at = begin; at < end; at += kBlock) {
     const std::size_t count = end - at < kBlock ? end - at : kBlock;
-    SumBlock<T>(sum, sources, of, at, count);
+    SumBlock<T>(sum, sources, source_count, at, count);
     NarrowInto(sources[0] + at, sum, count);
-    for (std::size_t s = 1; s < of; ++s)
+    for (std::size_t s = 1; s < source_count; ++s)
       __builtin_memcpy(sources[s] + at, sources[0] + at, count * sizeof(T));
   }
 }
 
 template <typename T>
-void SumIntoOne(const T* const* sources, std::size_t of, std::size_t begin, std::size_t end,
-                T* out) {
-  if (begin == end) return;
-  if (of == 1) {
+void SumIntoOne(const T* const* sources, std::size_t source_count, std::size_t begin,
+                std::size_t end, T* out) {
+  if (begin == end) return;  // Of nothing there may be no address.
+  if (source_count == 1) {
     __builtin_memmove(out + begin, sources[0] + begin, (end - begin) * sizeof(T));
     return;
   }
-  if (of == 2) return SumOfTwo(out + begin, sources[0] + begin, sources[1] + begin, end - begin);
+  if (source_count == 2)
+    return SumOfTwo(out + begin, sources[0] + begin, sources[1] + begin, end - begin);
   alignas(kLineBytes) float sum[kBlock];
   for (std::size_t at = begin; at < end; at += kBlock) {
     const std::size_t count = end - at < kBlock ? end - at : kBlock;
-    SumBlock(sum, sources, of, at, count);
+    SumBlock(sum, sources, source_count, at, count);
     NarrowInto(out + at, sum, count);
   }
 }

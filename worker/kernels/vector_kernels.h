@@ -1,6 +1,5 @@
-// The fast kernels, written once and compiled once per instruction set by the isa_*.cc files. See
-// vector_math.h for why nothing here may have external linkage and why the standard library's
-// inline functions stay out.
+// The fast kernels, written once and compiled once per instruction set by the isa_*.cc files.
+// vectors.h says why nothing here may have external linkage.
 #pragma once
 
 #include "worker/kernels/fixed_chunks.h"

@@ -1,6 +1,8 @@
-// Vectors as wide as the instruction set of the including file, of any type of dtype.h. Included by
-// files that are compiled for one set only: everything has internal linkage, since code compiled
-// for AVX-512 must never be what the linker keeps for the others.
+// Vectors as wide as the instruction set of the including file, of any type of dtype.h.
+//
+// Included by files that are compiled for one set only. There everything has internal linkage, and
+// inline functions of the standard library stay out: the linker keeps one copy of an inline
+// function, and must not keep one compiled for AVX-512 for all.
 #pragma once
 
 #include <cstdint>
@@ -43,10 +45,14 @@ REGROUP_INLINE ShortVec Narrow(BFloat16, Vec v) {
   return __builtin_convertvector((wide & 0x7FFFFFFFu) > 0x7F800000u ? nan : nearest, ShortVec);
 }
 REGROUP_INLINE Vec Widen(Half, ShortVec v) {
-  const BitsVec all = __builtin_convertvector(v, BitsVec);
-  const Vec scaled = FloatOf((all & 0x7FFFu) << 13) * 0x1p112f;
-  const BitsVec wide = BitsOf(scaled);
-  return FloatOf((wide >= (143u << 23) ? wide | 255u << 23 : wide) | (all & 0x8000u) << 16);
+  const BitsVec all = __builtin_convertvector(v, BitsVec), shifted = (all & 0x7FFFu) << 13;
+  const BitsVec wide = shifted + (112u << 23);
+  const BitsVec small = BitsOf(FloatOf(shifted + (113u << 23)) - 0x1p-14f);
+  const BitsVec large = wide | 255u << 23;
+  return FloatOf((shifted < 1u << 23   ? small
+                  : wide >= 143u << 23 ? large
+                                       : wide) |
+                 (all & 0x8000u) << 16);
 }
 REGROUP_INLINE ShortVec Narrow(Half, Vec v) {
   const BitsVec sign = BitsOf(v) & 0x80000000u, wide = BitsOf(v) ^ sign;

@@ -24,15 +24,17 @@ std::vector<Isa> IsasHere() {
   return isas;
 }
 
-// Of both signs, over the whole range of a type, and now and then what is no number.
+// Of both signs, over the whole range of a type, and now and then an odd one.
 template <typename T>
 std::vector<T> Numbers(Rng& rng, std::size_t count) {
-  const float kOdd[] = {0.0f, -0.0f, std::numeric_limits<float>::infinity(), 65504, 1e-7f, 1e-41f};
+  constexpr float kInfinite = std::numeric_limits<float>::infinity();
+  const float kOdd[] = {0.0f, -0.0f, kInfinite, -kInfinite, std::nanf(""), 65504, 1e-7f, 1e-41f};
+  const std::size_t shift = rng.Below(37);
   std::vector<T> numbers;
   for (std::size_t i = 0; i < count; ++i) {
     const auto exponent = static_cast<int>(rng.Unit() * 40) - 20;
     const auto number = static_cast<float>(std::ldexp(rng.Unit() - 0.5, exponent));
-    numbers.push_back(T(i % 37 == 5 ? kOdd[i / 37 % std::size(kOdd)] : number));
+    numbers.push_back(T((i + shift) % 37 == 5 ? kOdd[rng.Below(std::size(kOdd))] : number));
   }
   return numbers;
 }
@@ -61,7 +63,7 @@ class ReduceTest : public testing::Test {
   }
 
   // Shorter than a vector, around a line, around a block, and blocks with a rest.
-  static constexpr std::array<std::size_t, 12> kCounts = {1,  3,   8,    15,   16,   17,
+  static constexpr std::array<std::size_t, 13> kCounts = {0,  1,   3,    8,    15,   16,  17,
                                                           33, 100, 2047, 2048, 2049, 5000};
 };
 using Types = testing::Types<float, BFloat16, Half>;
@@ -135,10 +137,30 @@ TYPED_TEST(ReduceTest, AllSetsWidenAddAndRoundToTheSameBits) {
   }
 }
 
+// IEEE 754: 5 bits of exponent, 10 behind the point, without a 1 before it where the exponent is 0.
+TEST(HalfTest, AllSetsWidenEveryNumberExactly) {
+  std::vector<Half> every(1 << 16);
+  for (std::size_t i = 0; i < every.size(); ++i) every[i].bits = static_cast<std::uint16_t>(i);
+  for (const Isa isa : IsasHere()) {
+    std::vector<float> wide(every.size());
+    SumsOf<Half>(isa).widen(wide.data(), every.data(), every.size());
+    for (unsigned i = 0; i < every.size(); ++i) {
+      const int exponent = i >> 10 & 31, digits = i & 1023;
+      double value =
+          exponent == 0 ? std::ldexp(digits, -24) : std::ldexp(1024 + digits, exponent - 25);
+      if (exponent == 31) value = digits == 0 ? HUGE_VAL : std::nan("");
+      if (i >> 15 != 0) value = -value;
+      ASSERT_TRUE(SameBits(wide[i], static_cast<float>(value))) << i << " by " << NameOf(isa);
+      ASSERT_TRUE(SameBits(static_cast<float>(every[i]), static_cast<float>(value))) << i;
+    }
+  }
+}
+
 TEST(CopyPastCachesTest, CopiesWhatItWasTold) {
   constexpr std::size_t kMost = (300 << 10) + 200;
   std::vector<std::byte> from(kMost + 64);
-  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 131 >> 3);
+  Rng rng(1);
+  for (std::byte& byte : from) byte = static_cast<std::byte>(rng.Below(256));
   // Below and above what goes through the caches, with whole and broken ends, from and to odd
   // places.
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{100}, std::size_t{256 << 10},
