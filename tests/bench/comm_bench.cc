@@ -98,22 +98,33 @@ absl::Status Gather(Communicator& c, Tensor arena) {
   return c.AllGather(arena, Halves(arena), arena, 2);
 }
 
+void Fill(Tensor arena, float (*number)(std::size_t)) {
+  WithType(arena.type, [&](auto one) {
+    std::size_t i = 0;
+    for (auto& element : arena.Elements<decltype(one)>()) element = decltype(one)(number(i++));
+  });
+}
+
+// Of both signs, each sixteenth so small that f16 holds it with fewer digits.
+float Gradient(std::size_t i) {
+  const float number = 1e-4f * static_cast<float>(i % 2048) - 0.1f;
+  return i % 16 == 0 ? number * 1e-4f : number;
+}
+
 const std::vector<int> kOneHost{}, kTwoHosts{1, 1};
 
 bool Time(const std::string& name, std::size_t elements, int n, Call call,
-          const std::vector<int>& hosts = kOneHost, DType type = DType::kF32) {
+          const std::vector<int>& hosts = kOneHost, DType type = DType::kF32,
+          bool refills = false) {
   Shared<Times> times;
   RankProcesses ranks(
       2,
       [&](int rank, Communicator& c) {
         auto arena = c.AllocateTensor(type, elements);
         if (!arena.ok()) return 1;
-        WithType(type, [&](auto one) {
-          using T = decltype(one);
-          const std::span<T> all = arena->Elements<T>();
-          std::fill(all.begin(), all.end(), T(1e-30f));
-        });
+        Fill(*arena, [](std::size_t) { return 1e-30f; });
         for (int i = -n / 4 - 3; i < n; ++i) {
+          if (refills) Fill(*arena, Gradient);
           if (!c.Barrier().ok()) return 2;
           const double begin = NowSeconds();
           if (!call(c, *arena).ok()) return 3;
@@ -139,37 +150,37 @@ std::uint64_t Touch(const float* a, const float* b, std::size_t count) {
   constexpr std::size_t kLine = 64 / sizeof(float), kAhead = 4096 / sizeof(float);
   std::uint64_t sum = 0;
   for (std::size_t i = 0; i < count; i += kLine) {
-    __builtin_prefetch(a + i + kAhead);
-    __builtin_prefetch(b + i + kAhead);
+    __builtin_prefetch(a + std::min(i + kAhead, count - 1));
+    __builtin_prefetch(b + std::min(i + kAhead, count - 1));
     sum += std::bit_cast<std::uint32_t>(a[i]) + std::bit_cast<std::uint32_t>(b[i]);
   }
   return sum;
 }
 
-constexpr std::size_t kHalf = 8 << 20;
-struct Parts {
-  std::array<std::array<float, 2 * kHalf + 320>, 2> of{};  // At other places of a page.
-  std::atomic<std::uint64_t> sum{0};
-};
-
-// What no reduce-scatter of two ranks can do without: each reads its half, which it has written
-// before, and that half of the other rank's part.
+// What no reduce-scatter of two ranks can do without: each reads its half of both parts, as the
+// timed one finds them, its own half of its own part written by the call before.
 bool ReadHalves(const std::string& name, int n) {
+  constexpr std::size_t kHalf = 8 << 20, kSkew = 320;  // Parts are at other places of a page.
   Shared<Times> times;
-  Shared<Parts> parts;
   RankProcesses ranks(
       2,
       [&](int rank, Communicator& c) {
-        const std::size_t half = static_cast<std::size_t>(rank) * kHalf;
-        float *own = parts->of[rank].data() + half, *theirs = parts->of[1 - rank].data() + half;
+        const auto memory = c.AllocateShared(DType::kF32, 4 * kHalf + kSkew, /*group=*/2);
+        if (!memory.ok()) return 1;
+        const auto half_of = [&](int part) {
+          return memory->Elements<float>().data() +
+                 static_cast<std::size_t>(part) * (2 * kHalf + kSkew) +
+                 static_cast<std::size_t>(rank) * kHalf;
+        };
+        std::uint64_t sum = 0;
         for (int i = -n / 4 - 3; i < n; ++i) {
-          std::fill(own, own + kHalf, static_cast<float>(i));
+          std::fill_n(half_of(rank), kHalf, static_cast<float>(i));
           if (!c.Barrier().ok()) return 2;
           const double begin = NowSeconds();
-          parts->sum += Touch(own, theirs, kHalf);
+          sum += Touch(half_of(0), half_of(1), kHalf);
           if (i >= 0) times->seconds[rank][i] = NowSeconds() - begin;
         }
-        return 0;
+        return sum == 1 ? 3 : 0;  // So that the reading is done.
       },
       std::chrono::seconds(30), Pin);
   for (int code : ranks.WaitAll()) {
@@ -290,9 +301,9 @@ int Run(int argc, char** argv) {
   if (wanted("hosts_1KiB"))
     ok &= Time("hosts_1KiB", 256, 400, Sum, kTwoHosts) && Gloo("hosts_1KiB", 256, 400);
   if (wanted("types")) {
-    ok &= Time("types: f32", 16 << 20, 60, Sum) &&
-          Time("types: bf16", 16 << 20, 60, Sum, kOneHost, DType::kBF16) &&
-          Time("types: f16", 16 << 20, 60, Sum, kOneHost, DType::kF16);
+    ok &= Time("types: f32", 16 << 20, 60, Sum, kOneHost, DType::kF32, true) &&
+          Time("types: bf16", 16 << 20, 60, Sum, kOneHost, DType::kBF16, true) &&
+          Time("types: f16", 16 << 20, 60, Sum, kOneHost, DType::kF16, true);
   }
   if (wanted("halves")) {
     ok &= Time("halves: allreduce_64MiB", 16 << 20, 60, Sum) &&

@@ -30,8 +30,8 @@ def cpu_facts():
 
 
 def cpu_model():
-    """Its name, and of its vectors the widest."""
+    """Its name, and the most that its vectors can do."""
     facts = cpu_facts()
     flags = facts.get("flags", "").split()
-    widest = next((flag for flag in ("avx512_bf16", "avx512f", "avx2") if flag in flags), None)
-    return " ".join(filter(None, (facts.get("model name", platform.machine()), widest)))
+    vectors = next((flag for flag in ("avx512_bf16", "avx512f", "avx2") if flag in flags), None)
+    return " ".join(filter(None, (facts.get("model name", platform.machine()), vectors)))
