@@ -21,7 +21,7 @@ constexpr std::size_t kLineBytes = 64, kAheadBytes = 4096;
 // An address alone: it may lie behind what `p` points into.
 template <typename T>
 REGROUP_INLINE void FetchAhead(const T* p) {
-  __builtin_prefetch(
+  __builtin_prefetch(  // NOLINTNEXTLINE(performance-no-int-to-ptr)
       reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(p) + kAheadBytes));
 }
 

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -39,10 +41,15 @@ std::vector<T> Numbers(Rng& rng, std::size_t count) {
   return numbers;
 }
 
+std::uint32_t BitsOf(float number) { return std::bit_cast<std::uint32_t>(number); }
+template <typename T>
+std::uint32_t BitsOf(T number) {
+  return number.bits;
+}
 template <typename T>
 bool SameBits(T a, T b) {
   const auto wide_a = static_cast<float>(a), wide_b = static_cast<float>(b);
-  return (std::isnan(wide_a) && std::isnan(wide_b)) || std::memcmp(&a, &b, sizeof(T)) == 0;
+  return (std::isnan(wide_a) && std::isnan(wide_b)) || BitsOf(a) == BitsOf(b);
 }
 
 template <typename T>
