@@ -551,5 +551,14 @@ TEST(CommunicatorFailureTest, AnArenaThatOneRankCanNotHaveIsRefusedToAllAndTheyG
   }
 }
 
+TEST(CommunicatorFailureTest, MoreThanThereIsIsRefusedToARankAloneWithTheSize) {
+  const auto ranks = MakeInProcessCommunicators(1);
+  const auto refused = ranks[0]->AllocateTensor(DType::kF32, std::size_t{1} << 46);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(std::string(refused.status().message()).find(" 281474976"), std::string::npos)
+      << refused.status();  // 2^48 bytes, and what rounds them up.
+  EXPECT_TRUE(ranks[0]->AllocateTensor(DType::kF32, 100).ok());
+}
+
 }  // namespace
 }  // namespace regroup::worker
