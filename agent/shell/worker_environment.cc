@@ -8,7 +8,6 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
@@ -159,12 +158,8 @@ void AddGroupEnvironment(const GroupKey& key, int workers, int cpus,
   if (IsNativeWorker(program.command)) {
     SetDefault(environment, "OMP_NUM_THREADS",
                absl::StrCat(std::max(1, cpus / std::max(1, workers))));
-    // For about a millisecond where each thread has a core, else for 50 us: whoever spins on a
-    // shared core keeps those from it that it waits for.
-    int threads = 0;
-    const bool own_cores = absl::SimpleAtoi(environment["OMP_NUM_THREADS"], &threads) &&
-                           threads > 0 && threads <= cpus / std::max(1, workers);
-    SetDefault(environment, "GOMP_SPINCOUNT", own_cores ? "20000" : "1000");
+    // A spinning thread that never blocks starves the others once a core is shared.
+    SetDefault(environment, "GOMP_SPINCOUNT", "1000");
   } else if (workers > 1) {
     SetDefault(environment, "OMP_NUM_THREADS", "1");
   }
