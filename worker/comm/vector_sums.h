@@ -70,10 +70,12 @@ void SumOfTwo(Out* out, const T* a, const T* b, std::size_t count) {
   });
 }
 
-template <typename T>
-void WidenInto(float* sum, const T* in, std::size_t count) {
-  EachVector<T>(in, in, count, [=](std::size_t i, std::size_t n) REGROUP_IN_LOOP {
-    StoreUpTo(sum + i, LoadUpTo(in + i, n), n);
+// From and to floats. `out` may begin where `in` does unless it is wider: a store never passes the
+// next load.
+template <typename Out, typename In>
+void Convert(Out* out, const In* in, std::size_t count) {
+  EachVector<In>(in, in, count, [=](std::size_t i, std::size_t n) REGROUP_IN_LOOP {
+    StoreUpTo(out + i, LoadUpTo(in + i, n), n);
   });
 }
 
@@ -81,14 +83,6 @@ template <typename T>
 void AddWideTo(float* sum, const T* in, std::size_t count) {
   EachVector<T>(in, in, count, [=](std::size_t i, std::size_t n) REGROUP_IN_LOOP {
     StoreUpTo(sum + i, LoadUpTo(sum + i, n) + LoadUpTo(in + i, n), n);
-  });
-}
-
-// `out` may begin where `sum` does: a store never passes the next load.
-template <typename T>
-void NarrowInto(T* out, const float* sum, std::size_t count) {
-  EachVector<float>(sum, sum, count, [=](std::size_t i, std::size_t n) REGROUP_IN_LOOP {
-    StoreUpTo(out + i, LoadUpTo(sum + i, n), n);
   });
 }
 
@@ -111,7 +105,7 @@ void SumIntoAllOf(T* const* sources, std::size_t source_count, std::size_t begin
   for (std::size_t at = begin; at < end; at += kBlock) {
     const std::size_t count = end - at < kBlock ? end - at : kBlock;
     SumBlock<T>(sum, sources, source_count, at, count);
-    NarrowInto(sources[0] + at, sum, count);
+    Convert(sources[0] + at, sum, count);
     for (std::size_t s = 1; s < source_count; ++s)
       __builtin_memcpy(sources[s] + at, sources[0] + at, count * sizeof(T));
   }
@@ -131,7 +125,7 @@ void SumIntoOne(const T* const* sources, std::size_t source_count, std::size_t b
   for (std::size_t at = begin; at < end; at += kBlock) {
     const std::size_t count = end - at < kBlock ? end - at : kBlock;
     SumBlock(sum, sources, source_count, at, count);
-    NarrowInto(out + at, sum, count);
+    Convert(out + at, sum, count);
   }
 }
 
@@ -139,9 +133,9 @@ template <typename T>
 void FillSums(SumTable<T>& table) {
   table = {.into_all = SumIntoAllOf<T>,
            .into = SumIntoOne<T>,
-           .widen = WidenInto<T>,
+           .widen = Convert<float, T>,
            .add_wide = AddWideTo<T>,
-           .narrow = NarrowInto<T>};
+           .narrow = Convert<T, float>};
 }
 
 }  // namespace

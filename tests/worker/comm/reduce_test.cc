@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/base/rng.h"
+#include "worker/comm/segment.h"
 #include "worker/comm/sums.h"
 
 namespace regroup::worker {
@@ -80,7 +81,7 @@ TYPED_TEST(ReduceTest, AllSetsSumToTheSameBits) {
   using T = TypeParam;
   for (const Isa isa : IsasHere()) {
     const SumTable<T> sums = SumsOf<T>(isa);
-    for (std::size_t of = 1; of <= 5; ++of) {
+    for (const std::size_t of : {1, 2, 3, 4, 5, kMaxRanks}) {
       for (const std::size_t count : this->kCounts) {
         SCOPED_TRACE(std::string(NameOf(isa)) + ", " + std::to_string(of) + " sources of " +
                      std::to_string(count));
