@@ -9,6 +9,7 @@ from unittest import mock
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import bench  # noqa: E402
+import row as row_module  # noqa: E402
 import worker_rows  # noqa: E402
 from row import Row, Unavailable  # noqa: E402
 
@@ -60,6 +61,19 @@ class Check(unittest.TestCase):
             code, missed, (line,) = self.bench(*[r for r in worker_rows.ROWS if "1 KiB" in r.name])
         self.assertEqual((code, missed), (0, ""))
         self.assertIn("no Gloo here", line["setup"])
+
+    def test_the_step_must_be_twice_as_fast_only_where_the_peer_is_held_back(self):
+        for vendor, flags, held in (("AuthenticAMD", "fma avx512f", True), ("AuthenticAMD", "fma avx2", False),
+                                    ("GenuineIntel", "avx2 avx512f", False)):
+            with mock.patch.object(worker_rows, "cpu_facts", return_value={"vendor_id": vendor, "flags": flags}):
+                self.assertEqual(worker_rows.peers_kernels_are_held_back(), held, (vendor, flags))
+        with mock.patch.object(worker_rows, "cpu_facts", return_value={}):
+            self.assertFalse(worker_rows.peers_kernels_are_held_back())
+
+    def test_a_row_names_the_cpu_and_the_most_of_its_vectors(self):
+        named = {"model name": "EPYC 9", "flags": "sse2 avx2 avx512f avx512_bf16"}
+        with mock.patch.object(row_module, "cpu_facts", return_value=named):
+            self.assertIn("EPYC 9 avx512_bf16", self.bench(GOOD)[2][0]["setup"])
 
     def test_both_sides_of_a_train_step_have_two_threads_and_the_same_shape(self):
         """As the row's set-up says."""
