@@ -158,8 +158,8 @@ void AddGroupEnvironment(const GroupKey& key, int workers, int cpus,
   if (IsNativeWorker(program.command)) {
     SetDefault(environment, "OMP_NUM_THREADS",
                absl::StrCat(std::max(1, cpus / std::max(1, workers))));
-    // A spinning thread that never blocks starves the others once a core is shared.
-    SetDefault(environment, "GOMP_SPINCOUNT", "1000");
+    // Some milliseconds; the worker itself cuts them short while it shares its cores.
+    SetDefault(environment, "GOMP_SPINCOUNT", "100000");
   } else if (workers > 1) {
     SetDefault(environment, "OMP_NUM_THREADS", "1");
   }

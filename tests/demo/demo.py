@@ -320,7 +320,7 @@ class Verdict:
         if not self.demo.screen.live:
             self.demo.screen.say(f"[{self.demo.clock()}] the same training undisturbed, to compare with")
         environment = {k: v for k, v in os.environ.items() if not k.startswith("REGROUP_")}
-        environment.update(OMP_NUM_THREADS="2", GOMP_SPINCOUNT="1000")  # As an agent would set them.
+        environment.update(OMP_NUM_THREADS="2", GOMP_SPINCOUNT="100000")  # As an agent would set them.
         log = os.path.join(folder, "output")
         with open(log, "w") as f:
             process = subprocess.Popen(

@@ -14,6 +14,7 @@
 extern "C" {
 void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned flags);
 int omp_get_max_threads();
+int omp_get_num_procs();
 int omp_get_thread_num();
 void omp_set_num_threads(int threads);
 }
@@ -57,6 +58,12 @@ int ThreadCount() { return omp_get_max_threads(); }
 void SetThreadCount(int threads) {
   CHECK(threads >= 1);
   omp_set_num_threads(threads);
+}
+
+int CoreCount() { return omp_get_num_procs(); }
+
+void EnterEmptyRegion(int threads) {
+  GOMP_parallel([](void*) {}, nullptr, static_cast<unsigned>(threads), 0);
 }
 
 void RunTasks(std::int64_t tasks, void (*body)(const void*, std::int64_t, int),

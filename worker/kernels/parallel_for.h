@@ -9,6 +9,8 @@ namespace regroup::worker {
 int ThreadCount();
 // For the calling thread only, oneDNN's regions included. REQUIRES: threads >= 1.
 void SetThreadCount(int threads);
+// Those that this process may use.
+int CoreCount();
 
 // Calls body(argument, task, thread) once for every task in [0, tasks), on at most ThreadCount()
 // threads, and returns when all are done. Which thread (0 <= thread < ThreadCount()) runs which
@@ -17,6 +19,10 @@ void SetThreadCount(int threads);
 // half of the cores from each.
 void RunTasks(std::int64_t tasks, void (*body)(const void* argument, std::int64_t task, int thread),
               const void* argument);
+
+// From a thread without regions: gives it a pool of `threads`, itself among them, which sleep there
+// until it ends.
+void EnterEmptyRegion(int threads);
 
 // body(task, thread).
 template <typename Body>

@@ -478,6 +478,7 @@ absl::Status Trainer::StartSaver() {
 
 absl::Status Trainer::Loop() {
   while (step_ < config_.steps) {
+    waits_.Look(io::MonotonicNow());
     RETURN_IF_ERROR(Step());
     if (data_.validation && (step_ % config_.eval_every == 0 || step_ == config_.steps))
       RETURN_IF_ERROR(Evaluate());

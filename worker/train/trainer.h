@@ -21,6 +21,7 @@
 #include "worker/train/sample_log.h"
 #include "worker/train/step_runner.h"
 #include "worker/train/termination.h"
+#include "worker/train/thread_waits.h"
 #include "worker/train/train_config.h"
 #include "worker/train/train_state.h"
 #include "worker/train/training_data.h"
@@ -106,6 +107,7 @@ class Trainer {
   std::vector<StateTensor> tensors_;  // Into state_, as are the next.
   TrainState::Held copies_;
   std::unique_ptr<StepRunner> runner_;
+  ThreadWaits waits_;  // Of its regions.
   std::optional<Sampler> sampler_;
   bool all_end_alike_ = false;  // This end is one that every rank comes to.
   // The commit that was restored, until the saver knows of it: step and record.

@@ -100,6 +100,9 @@ TEST(WorkerEnvironment, ThreadsFollowTorchrunUnlessTheWorkerIsOurs) {
         << row.program << " " << row.workers;
     EXPECT_EQ(program.environment.contains("GOMP_SPINCOUNT"), IsNativeWorker(program.command));
   }
+  GroupProgram told{{"regroup-worker"}, {{"GOMP_SPINCOUNT", "7"}}, "/"};
+  AddGroupEnvironment(Key(), 1, 8, "/sock", told);
+  EXPECT_EQ(told.environment.at("GOMP_SPINCOUNT"), "7");
 }
 
 TEST(WorkerEnvironment, RoleRunIdAndSignalsAreWhatTheLaunchCommandSaid) {

@@ -1,0 +1,120 @@
+#include "worker/train/thread_waits.h"
+
+#include <gtest/gtest.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "common/io/proc.h"
+#include "worker/kernels/parallel_for.h"
+
+namespace regroup::worker {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(ThreadWaits, OneIsCrowdedFromATenthOfTheTimeAndUntilThreeHundredths) {
+  struct Row {
+    bool before;
+    int ran_ms, waited_ms;
+    bool crowded;
+  };
+  for (const Row& row :
+       {Row{false, 1000, 0, false}, Row{false, 901, 99, false}, Row{false, 899, 101, true},
+        Row{true, 969, 31, true}, Row{true, 971, 29, false}, Row{true, 1, 1000, true},
+        // It slept: nothing is learned from that.
+        Row{false, 0, 0, false}, Row{true, 0, 0, true}}) {
+    EXPECT_EQ(IsCrowded(row.before, {milliseconds(row.ran_ms), milliseconds(row.waited_ms)}),
+              row.crowded)
+        << row.before << " " << row.ran_ms << " " << row.waited_ms;
+  }
+}
+
+TEST(ThreadWaits, APoolMakesTheThreadsOneMoreThanTheCores) {
+  struct Row {
+    int cores, threads, pool;
+  };
+  for (const Row& row : {Row{2, 2, 2}, Row{64, 64, 2}, Row{8, 4, 6}, Row{8, 2, 8}, Row{9, 2, 0},
+                         Row{2, 1, 0}, Row{1, 1, 0}, Row{2, 3, 0}}) {
+    EXPECT_EQ(SparePool(row.cores, row.threads), row.pool) << row.cores << " " << row.threads;
+  }
+}
+
+Duration ProcessTime() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+// What the other threads of ten regions take of cores while they wait 30 ms for the one that
+// sleeps.
+Duration TimeOfWaiting() {
+  const Duration before = ProcessTime();
+  for (int i = 0; i < 10; ++i) {
+    ParallelFor(ThreadCount(), [](std::int64_t task, int) {
+      if (task == 0) usleep(30000);
+    });
+  }
+  return ProcessTime() - before;
+}
+
+TEST(ThreadWaits, WaitsAreShortWhileOthersWantTheCores) {
+  if (CoreCount() < 2 || ThreadCount() != CoreCount())
+    GTEST_SKIP() << "needs two cores, and a thread on each";
+  std::optional<CoreTime> now = CoreTime();
+  ThreadWaits waits([&now] { return now; });
+  Instant time{};
+  const auto look = [&](int ran_ms, int waited_ms, int after_ms = 200) {
+    now = CoreTime{.ran = now->ran + milliseconds(ran_ms),
+                   .waited = now->waited + milliseconds(waited_ms)};
+    waits.Look(time += milliseconds(after_ms));
+  };
+  look(5000, 5000);  // From before it was looked at.
+  EXPECT_FALSE(waits.crowded());
+  const Duration alone = TimeOfWaiting();
+
+  look(100, 100, 199);
+  EXPECT_FALSE(waits.crowded()) << "looked too soon";
+  look(0, 0, 1);
+  EXPECT_TRUE(waits.crowded()) << "what was counted until then is forgotten";
+  const Duration crowded = TimeOfWaiting();
+  EXPECT_LT(crowded, alone / 4);
+  look(100, 100);
+  look(200, 0);
+  EXPECT_FALSE(waits.crowded());
+  EXPECT_LT(crowded, TimeOfWaiting() / 4);
+
+  now.reset();
+  waits.Look(time += milliseconds(200));
+  EXPECT_TRUE(waits.crowded()) << "where nothing is counted";
+}
+
+TEST(ThreadWaits, AThreadIsSeenToShareItsCore) {
+  std::atomic<bool> end{false};
+  std::vector<std::thread> others;
+  others.reserve(static_cast<std::size_t>(2 * CoreCount()));
+  for (int i = 0; i < 2 * CoreCount(); ++i) {
+    others.emplace_back([&end] {
+      while (!end.load(std::memory_order_relaxed)) {
+      }
+    });
+  }
+  ThreadWaits waits;
+  const Instant begin = io::MonotonicNow();
+  while (!waits.crowded() && io::MonotonicNow() - begin < std::chrono::seconds(20))
+    waits.Look(io::MonotonicNow());
+  end = true;
+  for (std::thread& other : others) other.join();
+  EXPECT_TRUE(waits.crowded());
+  const std::optional<CoreTime> counted = ReadCoreTime();
+  ASSERT_TRUE(counted.has_value());
+  EXPECT_GT(counted->waited, Duration::zero());
+  EXPECT_LT(counted->ran, io::MonotonicNow() - begin);
+}
+
+}  // namespace
+}  // namespace regroup::worker
