@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "common/io/thread.h"
 #include "worker/kernels/parallel_for.h"
@@ -17,6 +18,8 @@ constexpr Duration kBetweenLooks = std::chrono::milliseconds(200);
 // and below which it is so no more.
 constexpr double kCrowded = 0.10, kAlone = 0.03;
 constexpr int kMaxSparePool = 8;
+// A thread that mostly sleeps says nothing of its core.
+constexpr Duration kLeast = std::chrono::milliseconds(20);
 
 }  // namespace
 
@@ -32,8 +35,9 @@ std::optional<CoreTime> ReadCoreTime() {
 }
 
 bool IsCrowded(bool before, const CoreTime& counted) {
-  const double waited = Seconds(counted.waited), all = waited + Seconds(counted.ran);
-  return all > 0 ? waited > (before ? kAlone : kCrowded) * all : before;
+  const Duration all = counted.ran + counted.waited;
+  if (all < kLeast) return before;
+  return Seconds(counted.waited) > (before ? kAlone : kCrowded) * Seconds(all);
 }
 
 int SparePool(int cores, int threads) {
@@ -45,11 +49,12 @@ int SparePool(int cores, int threads) {
 // Leaves the pool with the thread that entered it.
 class ThreadWaits::SpareThreads {
  public:
-  // Null: the host gives none.
-  static std::unique_ptr<SpareThreads> Start(int count) {
+  // Null: the host gives none, or not enough of them.
+  static std::unique_ptr<SpareThreads> Start(int pool) {
+    if (!AreThere(pool)) return nullptr;
     std::unique_ptr<SpareThreads> spare(new SpareThreads);
-    absl::StatusOr<std::thread> thread = io::StartThread([count, end = &spare->end_] {
-      EnterEmptyRegion(count);
+    absl::StatusOr<std::thread> thread = io::StartThread([pool, end = &spare->end_] {
+      EnterEmptyRegion(pool);
       end->wait(false);
     });
     if (!thread.ok()) return nullptr;
@@ -65,6 +70,21 @@ class ThreadWaits::SpareThreads {
 
  private:
   SpareThreads() = default;
+
+  // So many threads at once. libgomp ends the program where it gets none.
+  static bool AreThere(int count) {
+    std::atomic<bool> end{false};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < count; ++i) {
+      absl::StatusOr<std::thread> thread = io::StartThread([&end] { end.wait(false); });
+      if (!thread.ok()) break;
+      threads.push_back(*std::move(thread));
+    }
+    end.store(true);
+    end.notify_all();
+    for (std::thread& thread : threads) thread.join();
+    return static_cast<int>(threads.size()) == count;
+  }
 
   std::atomic<bool> end_{false};
   std::thread thread_;

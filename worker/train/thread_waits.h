@@ -38,7 +38,8 @@ class ThreadWaits {
   ~ThreadWaits();
 
   // Between steps, on the thread that enters the regions. Takes a moment each fifth of a second,
-  // else nothing. A thread that the host does not give is done without.
+  // else nothing. Threads that the host does not give are done without: it was asked for them
+  // before.
   void Look(Instant now);
   // As it was found last; true where the kernel does not count.
   bool crowded() const { return crowded_; }
