@@ -9,7 +9,7 @@ namespace regroup::worker {
 int ThreadCount();
 // For the calling thread only, oneDNN's regions included. REQUIRES: threads >= 1.
 void SetThreadCount(int threads);
-// Those that this process may use.
+// Cores that this process may run on.
 int CoreCount();
 
 // Calls body(argument, task, thread) once for every task in [0, tasks), on at most ThreadCount()

@@ -98,12 +98,12 @@ void ThreadWaits::Look(Instant now) {
   const std::optional<CoreTime> counted = read_();
   if (!counted) {
     crowded_ = true;
-  } else if (looked_) {
+  } else if (counted_) {
     crowded_ =
-        IsCrowded(crowded_, {counted->ran - counted_.ran, counted->waited - counted_.waited});
+        IsCrowded(crowded_, {counted->ran - counted_->ran, counted->waited - counted_->waited});
   }
   looked_ = now;
-  counted_ = counted.value_or(CoreTime());
+  counted_ = counted;
   if (!crowded_) {
     spare_ = nullptr;
   } else if (spare_ == nullptr) {

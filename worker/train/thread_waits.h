@@ -17,12 +17,12 @@ struct CoreTime {
 std::optional<CoreTime> ReadCoreTime();
 
 // Whether others want a thread's core too, from what was counted of it in some tenths of a second.
-// Alone on a host it waits for less than one hundredth of the time, for daemons.
+// Alone on a host it waits for less than one hundredth of the time, for daemons. As before where it
+// slept for nearly all of that time.
 bool IsCrowded(bool before, const CoreTime& counted);
 
 // Threads of a pool with which a process that has `threads` in its regions has one more than cores.
-// 0: nobody waits, there are more already, or so many are idle that a few spinning ones matter
-// little.
+// 0: nobody waits, there are more already, or that pool would have more than eight.
 int SparePool(int cores, int threads);
 
 // How long the threads of parallel regions spin for each other before they sleep. One that sleeps
@@ -49,7 +49,7 @@ class ThreadWaits {
 
   const std::function<std::optional<CoreTime>()> read_;
   std::optional<Instant> looked_;
-  CoreTime counted_;  // Then.
+  std::optional<CoreTime> counted_;  // Then.
   bool crowded_ = false;
   std::unique_ptr<SpareThreads> spare_;  // Not null: waits are short.
 };

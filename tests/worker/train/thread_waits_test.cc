@@ -1,11 +1,16 @@
 #include "worker/train/thread_waits.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cinttypes>
 #include <cstdint>
+#include <cstdio>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -92,6 +97,40 @@ TEST(ThreadWaits, WaitsAreShortWhileOthersWantTheCores) {
   now.reset();
   waits.Look(time += milliseconds(200));
   EXPECT_TRUE(waits.crowded()) << "where nothing is counted";
+  now = CoreTime{.ran = std::chrono::seconds(60)};
+  waits.Look(time += milliseconds(200));
+  EXPECT_TRUE(waits.crowded()) << "since when is not known";
+  look(200, 0);
+  EXPECT_FALSE(waits.crowded());
+}
+
+// There is room for the stack of one thread more, and two are needed: the exit status.
+int LookWithoutRoom() {
+  alarm(20);
+  SetThreadCount(CoreCount());
+  rlimit stack{};
+  getrlimit(RLIMIT_STACK, &stack);
+  std::FILE* file = std::fopen("/proc/self/statm", "re");
+  std::uint64_t pages = 0;
+  if (file == nullptr || std::fscanf(file, "%" SCNu64, &pages) != 1) return 2;
+  std::fclose(file);
+  const rlim_t room = pages * static_cast<rlim_t>(getpagesize()) + stack.rlim_cur * 3 / 2;
+  const rlimit limit{.rlim_cur = room, .rlim_max = room};
+  if (setrlimit(RLIMIT_AS, &limit) != 0) return 3;
+  ThreadWaits waits([] { return std::nullopt; });
+  waits.Look(Instant());
+  return waits.crowded() ? 0 : 4;
+}
+
+// libgomp ends a program that it gets no thread for.
+TEST(ThreadWaits, AHostWithoutThreadsIsLeftAlone) {
+  if (CoreCount() < 2) return;
+  const pid_t child = fork();
+  if (child == 0) _exit(LookWithoutRoom());
+  ASSERT_GT(child, 0);
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(ThreadWaits, AThreadIsSeenToShareItsCore) {
